@@ -1,0 +1,1 @@
+"""Observe, decide, scale, record: how many replicas a pool has, and why."""

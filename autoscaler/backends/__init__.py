@@ -1,0 +1,1 @@
+"""What starts and stops replicas: processes on this machine, or pods."""

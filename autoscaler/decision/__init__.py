@@ -1,0 +1,1 @@
+"""The decision itself: a pure function of policy, observation, memory and now."""

@@ -1,0 +1,1 @@
+"""The doors of the data plane. They translate protocols; they decide nothing."""

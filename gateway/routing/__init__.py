@@ -1,0 +1,1 @@
+"""Where a request goes: who may have it, who gets it, and what it waits for until then."""

@@ -1,0 +1,34 @@
+"""Settings of the gateway: section ``gateway`` of ``tidegate.yaml``."""
+
+from pydantic import Field
+
+from wire.settings import SettingsModel
+
+
+class GatewaySettings(SettingsModel):
+    """The data plane and the control API."""
+
+    host: str = "127.0.0.1"
+    """Address that all listeners bind to; loopback unless you open it."""
+    http_port: int = Field(default=8000, ge=1, le=65535)
+    """Data plane, Open Inference Protocol over HTTP. Unit: port number."""
+    grpc_port: int = Field(default=8001, ge=1, le=65535)
+    """Data plane, Open Inference Protocol over gRPC. Unit: port number."""
+    metrics_port: int = Field(default=8002, ge=1, le=65535)
+    """Prometheus metrics of the gateway. Unit: port number."""
+    control_port: int = Field(default=8080, ge=1, le=65535)
+    """Control API. Unit: port number."""
+    instances: int = Field(default=1, ge=1)
+    """Gateway instances (Ray Serve replicas); those on one node share the ports. Unit: instances."""
+    body_limit_bytes: int = Field(default=2147483647, ge=1)
+    """Largest request or response body, HTTP and gRPC. Unit: bytes."""
+    header_limit_bytes: int = Field(default=65536, ge=1024)
+    """Largest request head. Unit: bytes."""
+    connect_timeout_seconds: float = Field(default=2.0, gt=0)
+    """Longest wait for a connection to a replica. Unit: seconds."""
+    idle_upstream_seconds: float = Field(default=20.0, gt=0)
+    """A pooled connection to a replica is closed after this time without a request. Unit: seconds."""
+    idle_client_seconds: float = Field(default=75.0, gt=0)
+    """A caller's keep-alive connection is closed after this time without a request. Unit: seconds."""
+    drain_limit_seconds: float = Field(default=30.0, ge=0)
+    """Longest wait for requests to finish when an instance leaves. Unit: seconds."""

@@ -1,0 +1,1 @@
+"""One Triton replica from its own side: launch or attach, residency, lease, drain."""

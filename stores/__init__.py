@@ -1,0 +1,1 @@
+"""Shared state in the Redis protocol. The only room that imports ``redis``."""

@@ -1,0 +1,122 @@
+"""One connection to the store: its clock, its errors in our words, and notices between processes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Self
+
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from stores.settings import StoreSettings
+from wire.errors import ErrorKind, TidegateError
+
+#: Driver errors that mean "the store cannot serve now", as against a fault of ours.
+_AWAY = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    BusyLoadingError,
+    ReadOnlyError,
+    OSError,
+    asyncio.TimeoutError,
+)
+
+
+class Store:
+    """A connection pool to the store, with its key prefix. Every method of every store raises
+    ``TidegateError(STORE_UNAVAILABLE)`` when the store does not answer in time."""
+
+    def __init__(self, redis: Redis, prefix: str) -> None:
+        self.redis = redis
+        self.prefix = prefix
+
+    @classmethod
+    def connect(cls, settings: StoreSettings, *, client_name: str) -> Self:
+        """A store that connects on first use; nothing is sent yet."""
+        redis = Redis.from_url(
+            settings.resolved_url,
+            socket_timeout=settings.timeout_seconds,
+            socket_connect_timeout=settings.timeout_seconds,
+            # Our loops do their own waiting; a hidden retry would only stretch the time limit above.
+            retry=Retry(NoBackoff(), 1),
+            client_name=client_name,
+            health_check_interval=30,
+        )
+        return cls(redis, settings.key_prefix)
+
+    async def close(self) -> None:
+        await self.redis.aclose()
+
+    def key(self, *parts: str) -> str:
+        """A key under this system's prefix."""
+        return ":".join((self.prefix, *parts))
+
+    async def now(self) -> float:
+        """Unix seconds by the store's clock: the one clock that processes on several hosts share."""
+        with self.errors():
+            seconds, microseconds = await self.redis.time()
+        return float(seconds) + float(microseconds) / 1e6
+
+    async def ping(self) -> None:
+        """Raises ``TidegateError(STORE_UNAVAILABLE)`` unless the store answers."""
+        with self.errors():
+            await self.redis.ping()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Driver errors raised inside become ours."""
+        try:
+            yield
+        except _AWAY as error:
+            raise TidegateError(ErrorKind.STORE_UNAVAILABLE, f"the store does not answer: {error}") from error
+        except ResponseError as error:
+            # OOM, MISCONF (disk full) and NOAUTH are states of the server, not of the call.
+            if str(error).split(" ", 1)[0] in {
+                "OOM",
+                "MISCONF",
+                "NOAUTH",
+                "WRONGPASS",
+                "LOADING",
+                "CLUSTERDOWN",
+            }:
+                raise TidegateError(ErrorKind.STORE_UNAVAILABLE, f"the store refuses: {error}") from error
+            raise
+        except RedisError as error:
+            raise TidegateError(ErrorKind.STORE_UNAVAILABLE, f"the store failed: {error}") from error
+
+    async def publish(self, channel: str, message: str) -> None:
+        """Tell whoever listens on ``channel`` now; nobody listening is no error."""
+        with self.errors():
+            await self.redis.publish(channel, message)
+
+    async def notices(self, channel: str, *, at_least_every_seconds: float) -> AsyncIterator[str | None]:
+        """Messages of ``channel`` as they come, and None whenever none came for ``at_least_every_seconds``.
+
+        Starts with None (subscribed: look now). Never ends and never raises for an absent store: while it is away the
+        iterator yields None at its period, so that callers look again by themselves.
+        """
+        while True:
+            pubsub: PubSub = self.redis.pubsub(ignore_subscribe_messages=True)
+            try:
+                await pubsub.subscribe(channel)
+                yield None
+                while True:
+                    message = await pubsub.get_message(timeout=at_least_every_seconds)
+                    yield None if message is None else bytes(message["data"]).decode()
+            except _AWAY:
+                yield None
+                await asyncio.sleep(min(at_least_every_seconds, 1.0))
+            finally:
+                await _close_quietly(pubsub)
+
+
+async def _close_quietly(pubsub: PubSub) -> None:
+    try:
+        await pubsub.aclose()
+    except _AWAY:
+        pass  # the connection is gone already

@@ -1,0 +1,106 @@
+"""``deployments/<pool>/pool.yaml``: what a pool serves and how it may scale. Read by gateway, replicas and autoscaler."""
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from wire.settings import SettingsModel
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+
+
+class LoadMode(StrEnum):
+    """When a model is loaded."""
+
+    PRELOAD = "preload"
+
+
+class ModelSettings(SettingsModel):
+    """One model of the pool's Triton repository."""
+
+    name: Name
+    """Name of the model: its directory in the repository."""
+    load: LoadMode = LoadMode.PRELOAD
+    """When it is loaded: ``preload`` before the replica counts as ready."""
+
+
+class ScalingSettings(SettingsModel):
+    """How many replicas the pool has."""
+
+    min_replicas: int = Field(default=0, ge=0)
+    """Least number of replicas; 0 lets the pool go to zero when idle. Unit: replicas."""
+    max_replicas: int = Field(default=2, ge=1)
+    """Greatest number of replicas. Unit: replicas."""
+    target_demand_per_replica: int = Field(default=16, ge=1)
+    """Demand (backlog of jobs plus interactive requests) that one replica is meant to carry. Unit: requests."""
+    scale_to_zero_delay_seconds: float = Field(default=30.0, ge=0)
+    """How long the pool must have had no demand, and its newest replica been ready, before it goes to zero. Unit: seconds."""
+    scale_down_delay_seconds: float = Field(default=15.0, ge=0)
+    """The pool keeps the most replicas it wanted within this time (a maximum over a window). Unit: seconds."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas must not be above max_replicas ({self.max_replicas})")
+        return self
+
+
+class RoutingSettings(SettingsModel):
+    """How requests wait for and reach replicas."""
+
+    max_in_flight_per_replica: int = Field(default=64, ge=1)
+    """Requests that one gateway instance has on one replica at once; the others are held. Unit: requests."""
+    hold_limit_seconds: float = Field(default=120.0, ge=0)
+    """Longest time a request is held for a replica; 0 turns holding off (503 at once). Unit: seconds."""
+    hold_limit_requests: int = Field(default=1000, ge=0)
+    """Most requests held at once by one gateway instance; those beyond are refused with Retry-After. Unit: requests."""
+
+
+class ReplicaSettings(SettingsModel):
+    """Life of one replica."""
+
+    start_limit_seconds: float = Field(default=300.0, gt=0)
+    """A replica that is not ready after this time gives up and leaves. Unit: seconds."""
+    drain_limit_seconds: float = Field(default=60.0, ge=0)
+    """Longest wait for requests in flight while draining; after it Triton is stopped all the same. Unit: seconds."""
+    lease_seconds: float = Field(default=5.0, ge=1)
+    """A replica that has not renewed its lease for this long is gone. Unit: seconds."""
+    triton_args: tuple[str, ...] = ()
+    """Further arguments for tritonserver, appended as they are."""
+
+
+class MemorySettings(SettingsModel):
+    """Memory one replica may use."""
+
+    pinned_pool_bytes: int = Field(default=268435456, ge=0)
+    """Triton's pinned host memory pool; 0 disables it. Unit: bytes."""
+    shm_default_bytes: int = Field(default=1048576, ge=1048576)
+    """First size of a Python-backend stub's shared-memory region. Unit: bytes."""
+
+
+class PoolSettings(SettingsModel):
+    """Interchangeable replicas that serve one model repository: the unit of scaling."""
+
+    models: tuple[ModelSettings, ...] = Field(min_length=1)
+    """The models that the pool serves."""
+    scaling: ScalingSettings = ScalingSettings()
+    """How many replicas."""
+    routing: RoutingSettings = RoutingSettings()
+    """How requests wait and are spread."""
+    replica: ReplicaSettings = ReplicaSettings()
+    """Life of one replica."""
+    memory: MemorySettings = MemorySettings()
+    """Memory of one replica."""
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        names = [model.name for model in self.models]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"each model may be listed once; doubled: {', '.join(doubled)}")
+        return self
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return tuple(model.name for model in self.models)
