@@ -30,9 +30,7 @@ class ReplicaDirectory:
         store = self._store
         with store.errors():
             async with store.redis.pipeline(transaction=True) as pipe:
-                pipe.set(
-                    store.key("replica", lease.id), lease.model_dump_json(), px=int(lease_seconds * 1000)
-                )
+                pipe.set(store.key("replica", lease.id), lease.model_dump_json(), px=int(lease_seconds * 1000))
                 pipe.sadd(store.key("pool", lease.pool, "replicas"), lease.id)
                 if announce:
                     pipe.publish(self._channel, lease.pool)
@@ -50,9 +48,7 @@ class ReplicaDirectory:
 
     async def list(self, pool: str) -> list[ReplicaLease]:
         """The living leases of ``pool``, oldest first."""
-        leases = await _read_all(
-            self._store, self._store.key("pool", pool, "replicas"), "replica", ReplicaLease
-        )
+        leases = await _read_all(self._store, self._store.key("pool", pool, "replicas"), "replica", ReplicaLease)
         return sorted(leases, key=lambda lease: (lease.started_at, lease.id))
 
     def changes(self, *, at_least_every_seconds: float) -> AsyncIterator[str | None]:
@@ -95,9 +91,7 @@ class CatalogueStore:
 
     async def put(self, pool: str, catalogue: Catalogue) -> None:
         with self._store.errors():
-            await self._store.redis.set(
-                self._store.key("pool", pool, "catalogue"), catalogue.model_dump_json()
-            )
+            await self._store.redis.set(self._store.key("pool", pool, "catalogue"), catalogue.model_dump_json())
 
     async def get(self, pool: str) -> Catalogue | None:
         with self._store.errors():

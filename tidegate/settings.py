@@ -1,17 +1,15 @@
 """All settings as one: ``tidegate.yaml`` and every ``deployments/<pool>/pool.yaml``, validated together."""
 
 from pathlib import Path
-from typing import Any
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from autoscaler.settings import AutoscalerSettings
 from gateway.settings import GatewaySettings
 from stores.settings import StoreSettings
-from wire.pools import Name, PoolSettings
+from wire.pools import Name
 from wire.queues import QueueSettings
-from wire.settings import SettingsError, SettingsModel, SettingsProblem, problems_of
+from wire.settings import SettingsModel
 from workers.settings import WorkerSettings
 
 

@@ -77,9 +77,7 @@ def decode_job(queue: str, job_id: str, fields: Mapping[bytes, bytes]) -> Job:
     """
     schema = fields.get(b"schema", b"").decode("utf-8", "replace")
     if schema != SCHEMA:
-        raise DecodeError(
-            f"schema version {schema or 'missing'!r} is not known here (known: {SCHEMA!r})", fields
-        )
+        raise DecodeError(f"schema version {schema or 'missing'!r} is not known here (known: {SCHEMA!r})", fields)
     if b"payload" not in fields:
         raise DecodeError("the job has no payload field", fields)
     try:
