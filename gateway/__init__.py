@@ -1,1 +1,1 @@
-"""The Ray Serve application: the data plane callers talk to, and the control API. The only room that imports ``ray``."""
+"""The Ray Serve application: the data plane callers talk to, and the control API. Only this room imports ``ray``."""

@@ -26,7 +26,7 @@ class ReplicaDirectory:
         self._channel = store.key("membership")
 
     async def renew(self, lease: ReplicaLease, lease_seconds: float, *, announce: bool) -> None:
-        """Write or renew ``lease``. ``announce`` a change of state, address or models, so that gateways look at once."""
+        """Write or renew ``lease``. ``announce`` changes of state, address or models: gateways then look at once."""
         store = self._store
         with store.errors():
             async with store.redis.pipeline(transaction=True) as pipe:
@@ -102,7 +102,8 @@ class CatalogueStore:
 async def _read_all(store: Store, index: str, kind: str, model: type[R]) -> list[R]:
     """Every living record that ``index`` names; ids whose record has expired are taken out of the index."""
     with store.errors():
-        members = sorted(member.decode() for member in await store.redis.smembers(index))
+        raw_members: set[bytes] = await store.redis.smembers(index)
+        members = sorted(member.decode() for member in raw_members)
         if not members:
             return []
         values = await store.redis.mget([store.key(kind, member) for member in members])

@@ -116,7 +116,8 @@ class DecisionLog:
     async def history(self, pool: str, count: int) -> list[DecisionRecord]:
         """The last ``count`` decisions that changed something, newest first."""
         with self._store.errors():
-            entries = await self._store.redis.xrevrange(decisions_key(self._store.prefix, pool), count=count)
+            key = decisions_key(self._store.prefix, pool)
+            entries: list[tuple[bytes, dict[bytes, bytes]]] = await self._store.redis.xrevrange(key, count=count)
         return [DecisionRecord.model_validate_json(fields[b"record"]) for _, fields in entries]
 
     async def save_memory(self, pool: str, memory: str) -> None:
@@ -125,5 +126,5 @@ class DecisionLog:
 
     async def load_memory(self, pool: str) -> str | None:
         with self._store.errors():
-            raw = await self._store.redis.get(self._store.key("pool", pool, "memory"))
-        return None if raw is None else bytes(raw).decode()
+            raw: bytes | None = await self._store.redis.get(self._store.key("pool", pool, "memory"))
+        return None if raw is None else raw.decode()

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from typing import Self
+from contextlib import contextmanager, suppress
+from typing import Any, Self
 
 from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
@@ -32,7 +31,8 @@ class Store:
     ``TidegateError(STORE_UNAVAILABLE)`` when the store does not answer in time."""
 
     def __init__(self, redis: Redis, prefix: str) -> None:
-        self.redis = redis
+        # Any: the driver's hints cover every decoding mode at once (bytes | str | None); ours is always bytes.
+        self.redis: Any = redis
         self.prefix = prefix
 
     @classmethod
@@ -101,7 +101,7 @@ class Store:
         iterator yields None at its period, so that callers look again by themselves.
         """
         while True:
-            pubsub: PubSub = self.redis.pubsub(ignore_subscribe_messages=True)
+            pubsub: Any = self.redis.pubsub(ignore_subscribe_messages=True)
             try:
                 await pubsub.subscribe(channel)
                 yield None
@@ -115,8 +115,6 @@ class Store:
                 await _close_quietly(pubsub)
 
 
-async def _close_quietly(pubsub: PubSub) -> None:
-    try:
+async def _close_quietly(pubsub: Any) -> None:
+    with suppress(*_AWAY):  # the connection may be gone already
         await pubsub.aclose()
-    except _AWAY:
-        pass  # the connection is gone already

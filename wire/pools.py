@@ -1,4 +1,4 @@
-"""``deployments/<pool>/pool.yaml``: what a pool serves and how it may scale. Read by gateway, replicas and autoscaler."""
+"""``deployments/<pool>/pool.yaml``: what a pool serves, how it may scale. Read by gateway, replicas, autoscaler."""
 
 from enum import StrEnum
 from typing import Annotated, Self
@@ -35,7 +35,7 @@ class ScalingSettings(SettingsModel):
     target_demand_per_replica: int = Field(default=16, ge=1)
     """Demand (backlog of jobs plus interactive requests) that one replica is meant to carry. Unit: requests."""
     scale_to_zero_delay_seconds: float = Field(default=30.0, ge=0)
-    """How long the pool must have had no demand, and its newest replica been ready, before it goes to zero. Unit: seconds."""
+    """The pool goes to zero after no demand, and its newest replica ready, for this long. Unit: seconds."""
     scale_down_delay_seconds: float = Field(default=15.0, ge=0)
     """The pool keeps the most replicas it wanted within this time (a maximum over a window). Unit: seconds."""
 
