@@ -1,0 +1,312 @@
+"""One pool as this gateway instance sees it: its replicas, their slots, and the requests held for one.
+
+A request reserves a slot on a replica that has its model. Without a free one it is held, in order of
+arrival, until a slot frees, a replica becomes ready, or its time is up. Everything happens on one event
+loop and every change is synchronous, so there is no moment at which a slot belongs to nobody.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gateway.routing.policy import Candidate, least_in_flight
+from wire.errors import ErrorKind, TidegateError
+from wire.membership import Catalogue, PoolLoad, ReplicaLease, ReplicaState
+from wire.pools import PoolSettings
+
+#: Retry-After before any cold start was seen. Seconds.
+_ASSUMED_COLD_START_SECONDS = 15.0
+#: A replica that could not be reached is not picked again for this long. Seconds.
+_EJECT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """What routing needs to know of a request."""
+
+    model: str | None
+    """Model it is for; None for a request any replica of the pool can answer."""
+    deadline: float | None = None
+    """Loop time after which the caller has no use for an answer."""
+    job: bool = False
+    """True for a request that a job accounts for."""
+
+
+class Slots:
+    """A replica as the pool sees it: its lease and the requests this instance has on it."""
+
+    __slots__ = ("ejected_until", "in_flight", "lease")
+
+    def __init__(self, lease: ReplicaLease) -> None:
+        self.lease = lease
+        self.in_flight = 0
+        self.ejected_until = 0.0
+
+
+class Reservation:
+    """A request's hold on a slot of a replica. Must be released, exactly once or more often."""
+
+    __slots__ = ("_pool", "_released", "_slots", "head", "held_seconds")
+
+    def __init__(self, pool: "Pool", slots: Slots, head: RequestHead, held_seconds: float) -> None:
+        self._pool = pool
+        self._slots = slots
+        self._released = False
+        self.head = head
+        self.held_seconds = held_seconds
+
+    @property
+    def replica(self) -> ReplicaLease:
+        return self._slots.lease
+
+    def release(self) -> None:
+        """Give the slot back. Harmless when called again."""
+        if not self._released:
+            self._released = True
+            self._pool._on_release(self._slots, self.head)
+
+    def release_unreached(self) -> None:
+        """Give the slot back because the replica could not be reached: it is ejected for a moment."""
+        self._pool.eject(self._slots.lease.id)
+        self.release()
+
+    def __enter__(self) -> "Reservation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Hold:
+    """A held request. ``future`` ends with a Reservation or a TidegateError; ``cancel`` gives up its place."""
+
+    __slots__ = ("_pool", "_timer", "future", "head", "since")
+
+    def __init__(self, pool: "Pool", head: RequestHead, since: float, until: float, late: ErrorKind) -> None:
+        loop = asyncio.get_running_loop()
+        self._pool = pool
+        self.head = head
+        self.since = since
+        self.future: asyncio.Future[Reservation] = loop.create_future()
+        self._timer = loop.call_at(until, self._expire, late)
+
+    def grant(self, reservation: Reservation) -> None:
+        self._timer.cancel()
+        self.future.set_result(reservation)
+
+    def cancel(self) -> None:
+        """The caller is gone: leave the queue, and give back a slot that was granted in the same instant."""
+        self._timer.cancel()
+        if self.future.done():
+            if not self.future.cancelled() and self.future.exception() is None:
+                self.future.result().release()
+            return
+        self._pool._on_hold_end(self)
+        self.future.cancel()
+
+    def _expire(self, late: ErrorKind) -> None:
+        if self.future.done():
+            return
+        self._pool._on_hold_end(self)
+        self.future.set_exception(self._pool._late_error(self.head, late))
+
+
+class Pool:
+    """See the module. ``clock`` is the loop's time; ``on_wanted`` is called when a request is held while no
+    replica is ready, so that somebody asks the autoscaler for one."""
+
+    def __init__(
+        self, name: str, settings: PoolSettings, *, clock: Callable[[], float], on_wanted: Callable[[str], None]
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.catalogue: Catalogue | None = None
+        self._clock = clock
+        self._on_wanted = on_wanted
+        self._replicas: dict[str, Slots] = {}
+        self._held: deque[Hold] = deque()
+        self._turn = 0
+        self._held_jobs = 0
+        self._in_flight_jobs = 0
+        self._in_flight = 0
+        self._requests_total = 0
+        self._last_active: float | None = None
+        self._cold_start_seconds: float | None = None
+
+    # -- what a door asks ---------------------------------------------------------------------------------
+
+    def try_reserve(self, head: RequestHead) -> Reservation | None:
+        """A slot right now, or None: then the request must be held (see :meth:`hold`)."""
+        slots = self._pick(head)
+        if slots is None:
+            return None
+        self._requests_total += 1
+        return self._take(slots, head, held_seconds=0.0)
+
+    def hold(self, head: RequestHead) -> Hold:
+        """A place in the queue for a request that found no slot.
+
+        Raises:
+            TidegateError: HOLD_LIMIT when too many are held; NO_REPLICA when holding is off;
+                DEADLINE when the caller's time is up already.
+        """
+        routing = self.settings.routing
+        now = self._clock()
+        self._requests_total += 1
+        self._last_active = now
+        if not self.has_ready_replica:
+            self._on_wanted(self.name)
+        if routing.hold_limit_seconds == 0:
+            raise self._late_error(head, ErrorKind.NO_REPLICA)
+        if len(self._held) >= routing.hold_limit_requests:
+            message = f"pool '{self.name}' holds {len(self._held)} requests already, its limit; try again later"
+            raise TidegateError(ErrorKind.HOLD_LIMIT, message, retry_after_seconds=self.retry_after_seconds)
+        until, late = now + routing.hold_limit_seconds, ErrorKind.NO_REPLICA
+        if head.deadline is not None and head.deadline < until:
+            until, late = head.deadline, ErrorKind.DEADLINE
+        if until <= now:
+            raise self._late_error(head, late)
+        hold = Hold(self, head, now, until, late)
+        self._held.append(hold)
+        self._held_jobs += head.job
+        return hold
+
+    async def reserve(self, head: RequestHead) -> Reservation:
+        """A slot, waiting for one as long as the hold limit and the deadline allow. Raises as :meth:`hold` does,
+        and NO_REPLICA or DEADLINE when the wait was in vain. Cancelling the caller gives everything back."""
+        reservation = self.try_reserve(head)
+        if reservation is not None:
+            return reservation
+        hold = self.hold(head)
+        try:
+            # Shielded, so that cancelling us does not race with a grant: cancel() below sees either.
+            return await asyncio.shield(hold.future)
+        except asyncio.CancelledError:
+            hold.cancel()
+            raise
+
+    @property
+    def has_ready_replica(self) -> bool:
+        return any(slots.lease.state is ReplicaState.READY for slots in self._replicas.values())
+
+    @property
+    def replicas(self) -> list[ReplicaLease]:
+        """Every replica known now, whatever its state."""
+        return [slots.lease for slots in self._replicas.values()]
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    @property
+    def retry_after_seconds(self) -> float:
+        """A believable time until a replica that is not there yet is ready."""
+        return max(1.0, self._cold_start_seconds or _ASSUMED_COLD_START_SECONDS)
+
+    def load(self) -> PoolLoad:
+        """This instance's load on the pool, for the autoscaler."""
+        busy = self._in_flight > 0 or len(self._held) > 0
+        idle = 0.0 if busy else None if self._last_active is None else self._clock() - self._last_active
+        return PoolLoad(
+            held_interactive=len(self._held) - self._held_jobs,
+            held_job=self._held_jobs,
+            in_flight_interactive=self._in_flight - self._in_flight_jobs,
+            in_flight_job=self._in_flight_jobs,
+            in_flight_by_replica={key: slots.in_flight for key, slots in self._replicas.items() if slots.in_flight},
+            requests_total=self._requests_total,
+            idle_seconds=idle,
+        )
+
+    # -- what membership tells ----------------------------------------------------------------------------
+
+    def update(self, leases: Iterable[ReplicaLease]) -> None:
+        """The pool's replicas as of now. One that is gone is no longer picked; what is in flight on it goes on."""
+        seen = {lease.id: lease for lease in leases}
+        for gone in self._replicas.keys() - seen.keys():
+            del self._replicas[gone]
+        for replica_id, lease in seen.items():
+            slots = self._replicas.get(replica_id)
+            if slots is None:
+                self._replicas[replica_id] = Slots(lease)
+            else:
+                slots.lease = lease
+            if lease.ready_at is not None:
+                self._cold_start_seconds = lease.ready_at - lease.started_at
+        self._dispatch()
+
+    def eject(self, replica_id: str) -> None:
+        """Stop picking a replica for a moment, because it could not be reached."""
+        slots = self._replicas.get(replica_id)
+        if slots is not None:
+            slots.ejected_until = self._clock() + _EJECT_SECONDS
+            asyncio.get_running_loop().call_later(_EJECT_SECONDS + 0.001, self._dispatch)
+
+    # -- slots and the queue ------------------------------------------------------------------------------
+
+    def _pick(self, head: RequestHead) -> Slots | None:
+        now = self._clock()
+        limit = self.settings.routing.max_in_flight_per_replica
+        candidates = [
+            Candidate(replica_id, slots.in_flight)
+            for replica_id, slots in self._replicas.items()
+            if slots.lease.state is ReplicaState.READY
+            and slots.in_flight < limit
+            and slots.ejected_until <= now
+            and (head.model is None or head.model in slots.lease.models)
+        ]
+        picked = least_in_flight(candidates, self._turn)
+        if picked is None:
+            return None
+        self._turn += 1
+        return self._replicas[picked.replica_id]
+
+    def _take(self, slots: Slots, head: RequestHead, *, held_seconds: float) -> Reservation:
+        slots.in_flight += 1
+        self._in_flight += 1
+        self._in_flight_jobs += head.job
+        return Reservation(self, slots, head, held_seconds)
+
+    def _on_release(self, slots: Slots, head: RequestHead) -> None:
+        slots.in_flight -= 1
+        self._in_flight -= 1
+        self._in_flight_jobs -= head.job
+        self._last_active = self._clock()
+        if self._held:
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Give free slots to held requests, oldest first; one that waits for its model does not stop the others."""
+        if not self._held:
+            return
+        waiting: deque[Hold] = deque()
+        held, self._held = self._held, waiting
+        no_slot_for: set[str | None] = set()
+        while held:
+            hold = held.popleft()
+            slots = None if hold.head.model in no_slot_for else self._pick(hold.head)
+            if slots is None:
+                no_slot_for.add(hold.head.model)
+                waiting.append(hold)
+                continue
+            self._held_jobs -= hold.head.job
+            hold.grant(self._take(slots, hold.head, held_seconds=self._clock() - hold.since))
+
+    def _on_hold_end(self, hold: Hold) -> None:
+        self._held.remove(hold)
+        self._held_jobs -= hold.head.job
+        self._last_active = self._clock()
+
+    def _late_error(self, head: RequestHead, kind: ErrorKind) -> TidegateError:
+        if kind is ErrorKind.DEADLINE:
+            return TidegateError(kind, f"the deadline passed while the request was held for pool '{self.name}'")
+        what = f"no replica of pool '{self.name}' is ready"
+        if self.has_ready_replica:
+            what = f"no replica of pool '{self.name}' has a free slot for model '{head.model}'"
+        message = f"{what}; retry in {math.ceil(self.retry_after_seconds)} s"
+        return TidegateError(kind, message, retry_after_seconds=self.retry_after_seconds)

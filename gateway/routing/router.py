@@ -1,0 +1,145 @@
+"""Which pool serves a model, and keeping every pool's view of its replicas fresh."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from gateway.routing.pool import Pool
+from stores.membership import CatalogueStore, GatewayDirectory, ReplicaDirectory
+from stores.scaling import Activations
+from wire.errors import ErrorKind, TidegateError
+from wire.membership import GatewayReport
+from wire.pools import PoolSettings
+
+log = logging.getLogger(__name__)
+
+#: Replicas are read again this often even if nobody announced a change. Seconds.
+_REREAD_SECONDS = 1.0
+#: A load report is written this often, and lives for _REPORT_LEASE_SECONDS.
+_REPORT_SECONDS = 0.4
+_REPORT_LEASE_SECONDS = 3.0
+#: While requests wait for a pool without a ready replica, its activation is renewed this often. Seconds.
+_REACTIVATE_SECONDS = 1.0
+#: An activation outlives the caller who made it by up to this long. Seconds.
+_ACTIVATION_KEEP_SECONDS = 60.0
+
+
+class Router:
+    """All pools of this gateway instance. ``run`` keeps them fresh until it is cancelled."""
+
+    def __init__(
+        self,
+        pools: Mapping[str, PoolSettings],
+        *,
+        replicas: ReplicaDirectory,
+        gateways: GatewayDirectory,
+        catalogues: CatalogueStore,
+        activations: Activations,
+        identity: GatewayReport,
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        self.pools = {name: Pool(name, settings, clock=clock, on_wanted=self._want) for name, settings in pools.items()}
+        self._pool_of_model = {model: self.pools[name] for name, pool in pools.items() for model in pool.model_names}
+        self._replicas = replicas
+        self._gateways = gateways
+        self._catalogues = catalogues
+        self._activations = activations
+        self._identity = identity
+        self._wanted: set[str] = set()
+        self._wanted_event = asyncio.Event()
+        self.store_seen_at: float | None = None
+        """Loop time of the last successful read of the store; None before the first."""
+
+    def pool_of(self, model: str) -> Pool:
+        """The pool that serves ``model``.
+
+        Raises:
+            TidegateError: NOT_FOUND, in Triton's own words, when none does.
+        """
+        pool = self._pool_of_model.get(model)
+        if pool is None:
+            raise TidegateError(ErrorKind.NOT_FOUND, f"Request for unknown model: '{model}' is not found")
+        return pool
+
+    async def run(self) -> None:
+        """Follow membership, report load, ask for pools that are wanted; until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._report())
+            group.create_task(self._ask())
+
+    async def leave(self, *, draining: bool) -> None:
+        """Tell everybody that this instance drains (``draining``) or is gone."""
+        try:
+            if draining:
+                self._identity = self._identity.model_copy(update={"draining": True})
+                await self._write_report()
+            else:
+                await self._gateways.leave(self._identity.instance)
+        except TidegateError as error:
+            log.warning("event=report-failed error=%r", error.message)
+
+    # -- membership ---------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        async for changed in self._replicas.changes(at_least_every_seconds=_REREAD_SECONDS):
+            for pool in self.pools.values():
+                if changed is None or changed == pool.name:
+                    await self._reread(pool)
+
+    async def _reread(self, pool: Pool) -> None:
+        """Read a pool's replicas. While the store is away the last known ones stay: inference survives it."""
+        had_ready = pool.has_ready_replica
+        try:
+            pool.update(await self._replicas.list(pool.name))
+            if pool.catalogue is None or pool.has_ready_replica > had_ready:
+                pool.catalogue = await self._catalogues.get(pool.name)
+        except TidegateError as error:
+            if self.store_seen_at is not None:
+                log.warning("event=store-away pool=%s error=%r", pool.name, error.message)
+            self.store_seen_at = None
+        else:
+            self.store_seen_at = asyncio.get_running_loop().time()
+
+    # -- load report and activation -----------------------------------------------------------------------
+
+    async def _report(self) -> None:
+        while True:
+            try:
+                await self._write_report()
+            except TidegateError as error:
+                log.debug("event=report-failed error=%r", error.message)
+            await asyncio.sleep(_REPORT_SECONDS)
+
+    async def _write_report(self) -> None:
+        loads = {name: pool.load() for name, pool in self.pools.items()}
+        await self._gateways.report(self._identity.model_copy(update={"pools": loads}), _REPORT_LEASE_SECONDS)
+
+    def _want(self, pool: str) -> None:
+        self._wanted.add(pool)
+        self._wanted_event.set()
+
+    async def _ask(self) -> None:
+        """Ask for wanted pools at once, then again while requests are still held for them: an ask can get lost."""
+        while True:
+            await self._wanted_event.wait()
+            self._wanted_event.clear()
+            for name in sorted(self._wanted):
+                self._wanted.discard(name)
+                await self._activate(name)
+            waiting = [name for name, pool in self.pools.items() if pool.held and not pool.has_ready_replica]
+            if waiting:
+                asyncio.get_running_loop().call_later(_REACTIVATE_SECONDS, self._want_again, waiting)
+
+    def _want_again(self, names: list[str]) -> None:
+        for name in names:
+            if self.pools[name].held and not self.pools[name].has_ready_replica:
+                self._want(name)
+
+    async def _activate(self, name: str) -> None:
+        try:
+            # The report first: the tick that the poke causes shall already see the held request.
+            await self._write_report()
+            await self._activations.activate(name, _ACTIVATION_KEEP_SECONDS)
+        except TidegateError as error:
+            log.warning("event=activation-failed pool=%s error=%r", name, error.message)
