@@ -1,5 +1,6 @@
 """The base of every settings model, and how errors in settings are told."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,9 @@ def problems_of(file: str, error: ValidationError) -> list[SettingsProblem]:
     problems = []
     for detail in error.errors(include_url=False):
         key = ".".join(str(part) for part in detail["loc"]) or "(file)"
-        rule = "unknown key" if detail["type"] == "extra_forbidden" else str(detail["msg"])
+        rule = (
+            "unknown key" if detail["type"] == "extra_forbidden" else str(detail["msg"]).removeprefix("Value error, ")
+        )
         problems.append(SettingsProblem(file, key, rule, _shown(key, detail.get("input"))))
     return problems
 
@@ -47,5 +50,5 @@ def _shown(key: str, value: Any) -> str:
     # A store URL may carry a password, and a wrong one is exactly when it would be printed.
     if any(word in key for word in ("url", "password", "secret", "token", "key")):
         return "***"
-    text = repr(value)
+    text = re.sub(r"://\S*@", "://***@", repr(value))
     return text if len(text) <= 80 else text[:77] + "..."
