@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Self
 
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
@@ -34,6 +34,17 @@ class Store:
         # Any: the driver's hints cover every decoding mode at once (bytes | str | None); ours is always bytes.
         self.redis: Any = redis
         self.prefix = prefix
+
+    @property
+    def timeout_seconds(self) -> float:
+        """Longest wait for an answer; a blocking read must wait for less."""
+        return float(self.redis.connection_pool.connection_kwargs.get("socket_timeout") or 5.0)
+
+    def another(self) -> Self:
+        """A store with connections of its own to the same server, for another event loop."""
+        pool = self.redis.connection_pool
+        twin = ConnectionPool(connection_class=pool.connection_class, **pool.connection_kwargs)
+        return type(self)(Redis.from_pool(twin), self.prefix)
 
     @classmethod
     def connect(cls, settings: StoreSettings, *, client_name: str) -> Self:

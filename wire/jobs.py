@@ -123,3 +123,24 @@ class Outcome(Record):
     """Store time from submission to the claim."""
     worked_seconds: float | None = None
     """Elapsed time from the claim to the outcome."""
+
+
+class QueueBacklog(Record):
+    """The unfinished jobs of one queue at one moment. Ages are differences of times of the store's own clock."""
+
+    queue: str
+    lag: int | None
+    """Jobs not yet delivered to any worker; None when it cannot be told."""
+    pending: int
+    """Jobs delivered and not finished."""
+    oldest_undelivered_seconds: float | None = None
+    """Age of the oldest job not yet delivered; None when there is none."""
+    oldest_pending_seconds: float | None = None
+    """Time since the submission of the oldest job that is delivered and not finished; None when there is none."""
+    consumers: int = 0
+    """Workers known to the consumer group, living or not."""
+
+    @property
+    def backlog(self) -> int | None:
+        """Lag plus pending; None when the lag is unknown."""
+        return None if self.lag is None else self.lag + self.pending
