@@ -7,11 +7,10 @@ loop and every change is synchronous, so there is no moment at which a slot belo
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from gateway.routing.policy import Candidate, least_in_flight
+from gateway.routing.queue import HoldQueue, RequestHead
 from wire.errors import ErrorKind, TidegateError
 from wire.membership import Catalogue, PoolLoad, ReplicaLease, ReplicaState
 from wire.pools import PoolSettings
@@ -20,18 +19,11 @@ from wire.pools import PoolSettings
 _ASSUMED_COLD_START_SECONDS = 15.0
 #: A replica that could not be reached is not picked again for this long. Seconds.
 _EJECT_SECONDS = 1.0
+#: Callers often leave together (one process died, one timeout fits all). After one left a running request, held
+#: requests get its slot this much later, so that those whose callers left too are gone by then. Seconds.
+_ABANDON_GRACE_SECONDS = 0.1
 
-
-@dataclass(frozen=True, slots=True)
-class RequestHead:
-    """What routing needs to know of a request."""
-
-    model: str | None
-    """Model it is for; None for a request any replica of the pool can answer."""
-    deadline: float | None = None
-    """Loop time after which the caller has no use for an answer."""
-    job: bool = False
-    """True for a request that a job accounts for."""
+__all__ = ["Hold", "Pool", "RequestHead", "Reservation", "Slots"]
 
 
 class Slots:
@@ -71,6 +63,12 @@ class Reservation:
         """Give the slot back because the replica could not be reached: it is ejected for a moment."""
         self._pool.eject(self._slots.lease.id)
         self.release()
+
+    def release_abandoned(self) -> None:
+        """Give the slot back because the caller left in the middle: free at once, for held requests a moment later."""
+        if not self._released:
+            self._released = True
+            self._pool._on_abandon(self._slots, self.head)
 
     def __enter__(self) -> "Reservation":
         return self
@@ -126,9 +124,10 @@ class Pool:
         self._clock = clock
         self._on_wanted = on_wanted
         self._replicas: dict[str, Slots] = {}
-        self._held: deque[Hold] = deque()
+        self._leaving: dict[str, Slots] = {}
+        self._held: HoldQueue[Hold] = HoldQueue()
+        self._listeners: list[Callable[[Pool], None]] = []
         self._turn = 0
-        self._held_jobs = 0
         self._in_flight_jobs = 0
         self._in_flight = 0
         self._requests_total = 0
@@ -137,16 +136,22 @@ class Pool:
 
     # -- what a door asks ---------------------------------------------------------------------------------
 
-    def try_reserve(self, head: RequestHead) -> Reservation | None:
-        """A slot right now, or None: then the request must be held (see :meth:`hold`)."""
+    def try_reserve(self, head: RequestHead, *, since: float | None = None) -> Reservation | None:
+        """A slot right now, or None: then the request must be held (see :meth:`hold`).
+
+        ``since`` (loop time of its arrival) marks a request that had a slot before, on a replica it did not reach.
+        """
         slots = self._pick(head)
         if slots is None:
             return None
-        self._requests_total += 1
-        return self._take(slots, head, held_seconds=0.0)
+        self._requests_total += since is None
+        return self._take(slots, head, held_seconds=0.0 if since is None else self._clock() - since)
 
-    def hold(self, head: RequestHead) -> Hold:
+    def hold(self, head: RequestHead, *, since: float | None = None) -> Hold:
         """A place in the queue for a request that found no slot.
+
+        ``since`` as in :meth:`try_reserve`: such a request keeps its place in the order of arrival, and the hold
+        limit counts from there.
 
         Raises:
             TidegateError: HOLD_LIMIT when too many are held; NO_REPLICA when holding is off;
@@ -154,23 +159,23 @@ class Pool:
         """
         routing = self.settings.routing
         now = self._clock()
-        self._requests_total += 1
+        arrived = now if since is None else since
+        self._requests_total += since is None
         self._last_active = now
         if not self.has_ready_replica:
             self._on_wanted(self.name)
         if routing.hold_limit_seconds == 0:
             raise self._late_error(head, ErrorKind.NO_REPLICA)
-        if len(self._held) >= routing.hold_limit_requests:
+        if since is None and len(self._held) >= routing.hold_limit_requests:
             message = f"pool '{self.name}' holds {len(self._held)} requests already, its limit; try again later"
             raise TidegateError(ErrorKind.HOLD_LIMIT, message, retry_after_seconds=self.retry_after_seconds)
-        until, late = now + routing.hold_limit_seconds, ErrorKind.NO_REPLICA
+        until, late = arrived + routing.hold_limit_seconds, ErrorKind.NO_REPLICA
         if head.deadline is not None and head.deadline < until:
             until, late = head.deadline, ErrorKind.DEADLINE
         if until <= now:
             raise self._late_error(head, late)
-        hold = Hold(self, head, now, until, late)
-        self._held.append(hold)
-        self._held_jobs += head.job
+        hold = Hold(self, head, arrived, until, late)
+        self._held.add(hold)
         return hold
 
     async def reserve(self, head: RequestHead) -> Reservation:
@@ -214,30 +219,43 @@ class Pool:
         busy = self._in_flight > 0 or len(self._held) > 0
         idle = 0.0 if busy else None if self._last_active is None else self._clock() - self._last_active
         return PoolLoad(
-            held_interactive=len(self._held) - self._held_jobs,
-            held_job=self._held_jobs,
+            held_interactive=len(self._held) - self._held.jobs,
+            held_job=self._held.jobs,
             in_flight_interactive=self._in_flight - self._in_flight_jobs,
             in_flight_job=self._in_flight_jobs,
-            in_flight_by_replica={key: slots.in_flight for key, slots in self._replicas.items() if slots.in_flight},
+            in_flight_by_replica={
+                key: slots.in_flight for key, slots in (self._replicas | self._leaving).items() if slots.in_flight
+            },
             requests_total=self._requests_total,
             idle_seconds=idle,
         )
 
     # -- what membership tells ----------------------------------------------------------------------------
 
+    def subscribe(self, listener: Callable[["Pool"], None]) -> None:
+        """Call ``listener`` after each update of the pool's replicas."""
+        self._listeners.append(listener)
+
+    def unsubscribe(self, listener: Callable[["Pool"], None]) -> None:
+        self._listeners.remove(listener)
+
     def update(self, leases: Iterable[ReplicaLease]) -> None:
-        """The pool's replicas as of now. One that is gone is no longer picked; what is in flight on it goes on."""
+        """The pool's replicas as of now. One that is gone is no longer picked; what is in flight on it goes on,
+        and counts again should the replica come back (its lease may have lapsed for a moment only)."""
         seen = {lease.id: lease for lease in leases}
         for gone in self._replicas.keys() - seen.keys():
-            del self._replicas[gone]
+            self._leaving[gone] = self._replicas.pop(gone)
         for replica_id, lease in seen.items():
-            slots = self._replicas.get(replica_id)
+            slots = self._replicas.get(replica_id) or self._leaving.pop(replica_id, None)
             if slots is None:
-                self._replicas[replica_id] = Slots(lease)
-            else:
-                slots.lease = lease
+                slots = Slots(lease)
+            slots.lease = lease
+            self._replicas[replica_id] = slots
             if lease.ready_at is not None:
                 self._cold_start_seconds = lease.ready_at - lease.started_at
+        self._leaving = {key: slots for key, slots in self._leaving.items() if slots.in_flight}
+        for listener in self._listeners:
+            listener(self)
         self._dispatch()
 
     def eject(self, replica_id: str) -> None:
@@ -273,33 +291,30 @@ class Pool:
         return Reservation(self, slots, head, held_seconds)
 
     def _on_release(self, slots: Slots, head: RequestHead) -> None:
+        self._free(slots, head)
+        if self._held:
+            self._dispatch()
+
+    def _on_abandon(self, slots: Slots, head: RequestHead) -> None:
+        self._free(slots, head)
+        if self._held:
+            asyncio.get_running_loop().call_later(_ABANDON_GRACE_SECONDS, self._dispatch)
+
+    def _free(self, slots: Slots, head: RequestHead) -> None:
         slots.in_flight -= 1
         self._in_flight -= 1
         self._in_flight_jobs -= head.job
         self._last_active = self._clock()
-        if self._held:
-            self._dispatch()
 
     def _dispatch(self) -> None:
         """Give free slots to held requests, oldest first; one that waits for its model does not stop the others."""
-        if not self._held:
-            return
-        waiting: deque[Hold] = deque()
-        held, self._held = self._held, waiting
-        no_slot_for: set[str | None] = set()
-        while held:
-            hold = held.popleft()
-            slots = None if hold.head.model in no_slot_for else self._pick(hold.head)
-            if slots is None:
-                no_slot_for.add(hold.head.model)
-                waiting.append(hold)
-                continue
-            self._held_jobs -= hold.head.job
-            hold.grant(self._take(slots, hold.head, held_seconds=self._clock() - hold.since))
+        self._held.serve(self._pick, self._grant)
+
+    def _grant(self, hold: Hold, slots: Slots) -> None:
+        hold.grant(self._take(slots, hold.head, held_seconds=self._clock() - hold.since))
 
     def _on_hold_end(self, hold: Hold) -> None:
         self._held.remove(hold)
-        self._held_jobs -= hold.head.job
         self._last_active = self._clock()
 
     def _late_error(self, head: RequestHead, kind: ErrorKind) -> TidegateError:
