@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     name = arguments.name or arguments.id or arguments.role
     start_logging(name, arguments.log_level)
     try:
-        loaded = load(arguments.config)
+        loaded = load(arguments.config, must_exist=not arguments.no_config_file)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tidegate run", description="Run one process of the system.")
     parser.add_argument("role", choices=ROLES)
     parser.add_argument("--config", type=Path, help="tidegate.yaml (default: the one here, if there is one)")
+    parser.add_argument("--no-config-file", action="store_true", help="--config is a place without a file: defaults")
     parser.add_argument("--name", help="name of this process in logs and in the store")
     level = os.environ.get("TIDEGATE_LOG_LEVEL", "info")
     parser.add_argument("--log-level", choices=LEVELS, default=level if level in LEVELS else "info")
@@ -127,6 +128,19 @@ def _supervisor(loaded: Loaded, arguments: argparse.Namespace) -> int:
     from tidegate.supervisor.up import run_supervisor
 
     return asyncio.run(run_supervisor(loaded, notify_fd=arguments.notify_fd, log_level=arguments.log_level))
+
+
+def run_command(loaded: Loaded, role: str) -> tuple[str, ...]:
+    """The command that starts one process of this installation; the path of its settings names it in listings."""
+    return (
+        *(sys.executable, "-m", "tidegate", "run", role, "--config", str(loaded.config_path)),
+        *no_file_flag(loaded),
+    )
+
+
+def no_file_flag(loaded: Loaded) -> tuple[str, ...]:
+    """Settings that are all defaults come from no file; the processes must not miss it."""
+    return () if loaded.config_path.exists() else ("--no-config-file",)
 
 
 def gateway_url(loaded: Loaded) -> str:

@@ -78,18 +78,19 @@ def repository_of(pool_dir: Path) -> Path:
     return pool_dir / "models"
 
 
-def load(config_path: Path | None = None) -> Loaded:
+def load(config_path: Path | None = None, *, must_exist: bool = True) -> Loaded:
     """All settings, checked together; ``config_path`` None means ``tidegate.yaml`` here, and defaults if there is none.
+    ``must_exist`` False means defaults when ``config_path`` is missing too.
 
     Raises:
         SettingsError: with every problem of every file at once.
     """
-    path = (config_path or DEFAULT_CONFIG).absolute()
+    path = (config_path or DEFAULT_CONFIG).resolve()
     problems: list[SettingsProblem] = []
     raw: dict[str, Any] = {}
     if path.exists():
         raw, problems = read_yaml(path)
-    elif config_path is not None:
+    elif config_path is not None and must_exist:
         raise SettingsError([SettingsProblem(str(config_path), "(file)", "no such file", str(path))])
     shown = str(config_path or DEFAULT_CONFIG)
     system, wrong = _validated(SystemSettings, raw, shown)

@@ -1,0 +1,1 @@
+"""The local supervisor: what ``tidegate up`` runs, watches and takes down in order."""
