@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def test_each_field_of_the_shipped_file_carries_its_sentence() -> None:
     lines = (ROOT / "tidegate.yaml").read_text().splitlines()
     bare = [
         line.strip()
-        for above, line in zip(lines, lines[1:], strict=False)
+        for above, line in pairwise(lines)
         if line.strip() and not line.lstrip().startswith("#") and not above.lstrip().startswith("#")
     ]
     seen = bare.index("segcls:")

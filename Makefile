@@ -1,0 +1,33 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12)
+BIN := .venv/bin
+
+.PHONY: install demo up down test check bench schema
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv && $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt rapidocr-onnxruntime==1.4.4  # its OpenCV wants a display
+	touch $@
+
+demo: install
+	$(BIN)/tidegate demo
+
+up: install
+	$(BIN)/tidegate up
+
+down: install
+	$(BIN)/tidegate down
+
+test: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/unit
+
+bench: install
+	$(BIN)/python -m loadtests.bench
+
+schema: install
+	$(BIN)/tidegate schema system
