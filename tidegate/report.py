@@ -1,0 +1,200 @@
+"""``tidegate status`` and ``tidegate why``: what the store knows, for people and for programs; unknown stays unknown."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from stores.scaling import DecisionLog
+from stores.snapshot import PoolSnapshot, Snapshot, read_snapshot
+from stores.store import Store
+from tidegate.settings import Loaded
+from tidegate.supervisor.processes import Process, processes_of, resident_bytes
+from tidegate.supervisor.record import running_record
+from wire.decisions import DecisionRecord
+from wire.membership import ReplicaLease
+
+T = TypeVar("T")
+
+_UNKNOWN = "unknown"
+
+
+def with_store(loaded: Loaded, work: Callable[[Store], Awaitable[T]]) -> T:
+    """``work`` with a connection to the store.
+
+    Raises:
+        TidegateError: STORE_UNAVAILABLE.
+    """
+
+    async def connected() -> T:
+        store = Store.connect(loaded.system.store, client_name="tidegate-cli")
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(connected())
+
+
+def show_status(loaded: Loaded, *, as_json: bool) -> int:
+    """Print the state of everything. 0 when it could be read."""
+    snapshot = with_store(loaded, lambda store: read_snapshot(store, loaded.pools, loaded.system.queues))
+    processes = _processes(loaded)
+    if as_json:
+        sys.stdout.write(json.dumps(_as_json(snapshot, processes), indent=2) + "\n")
+        return 0
+    console = Console()
+    for pool in snapshot.pools:
+        _show_pool(console, pool)
+    _show_queues(console, snapshot)
+    _show_gateways(console, snapshot)
+    _show_processes(console, processes)
+    return 0
+
+
+def show_why(loaded: Loaded, pool: str, last: int, *, as_json: bool) -> int:
+    """Print the decisions about ``pool`` that changed something, newest first; 2 for an unknown pool."""
+    if pool not in loaded.pools:
+        sys.stderr.write(f"there is no pool {pool}; known: {', '.join(sorted(loaded.pools))}\n")
+        return 2
+
+    async def read(store: Store) -> tuple[DecisionRecord | None, list[DecisionRecord]]:
+        decisions = DecisionLog(store)
+        return await decisions.latest(pool), await decisions.history(pool, last)
+
+    latest, history = with_store(loaded, read)
+    if as_json:
+        document = {
+            "latest": None if latest is None else latest.model_dump(mode="json"),
+            "history": [record.model_dump(mode="json") for record in history],
+        }
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        return 0
+    console = Console()
+    console.print(f"now: {_decided(latest)}")
+    table = Table("when", "replicas", "reason", "why")
+    for record in history:
+        change = f"{record.previous_target} → {record.target}"
+        table.add_row(_clock(record.at), change, record.reason.value, escape(record.explanation))
+    console.print(table if history else "no decision has changed anything yet")
+    return 0
+
+
+def _decided(record: DecisionRecord | None) -> str:
+    if record is None:
+        return f"{_UNKNOWN}: no autoscaler has looked at this pool lately"
+    return f"{record.target} ({record.reason.value}): {escape(record.explanation)}"
+
+
+def _show_pool(console: Console, pool: PoolSnapshot) -> None:
+    decision, load = pool.decision, pool.load
+    demand = None if decision is None else decision.demand
+    states = ", ".join(f"{count} {state}" for state, count in pool.states.items()) or "none"
+    console.print(
+        f"[bold]pool {pool.name}[/]  target {_shown(pool.target)}  replicas {states}  demand {_shown(demand)}"
+    )
+    console.print(f"  last decision: {_decided(decision)}")
+    if load is not None:
+        held, flying = load.held_interactive + load.held_job, load.in_flight_interactive + load.in_flight_job
+        console.print(f"  at the gateway: {held} held, {flying} in flight, {load.requests_total} requests so far")
+    for lease in pool.replicas:
+        console.print(f"  {_replica_line(lease)}")
+
+
+def _replica_line(lease: ReplicaLease) -> str:
+    where = f"http {lease.http_address or _UNKNOWN}  grpc {lease.grpc_address or _UNKNOWN}"
+    stages = ", ".join(f"{stage.name} {stage.seconds:.1f} s" for stage in lease.stages)
+    extras = [
+        f"waiting for {lease.waiting_for}" if lease.waiting_for else "",
+        lease.reason or "",
+        f"({stages})" if stages else "",
+    ]
+    return escape(" ".join([f"{lease.id}  {lease.state.value}", where, *filter(None, extras)]))
+
+
+def _show_queues(console: Console, snapshot: Snapshot) -> None:
+    table = Table("queue", "lag", "pending", "oldest waiting", "oldest in work")
+    for queue in snapshot.queues:
+        waiting, working = queue.oldest_undelivered_seconds, queue.oldest_pending_seconds
+        table.add_row(queue.queue, _shown(queue.lag), _shown(queue.pending), _seconds(waiting), _seconds(working))
+    console.print(table)
+
+
+def _show_gateways(console: Console, snapshot: Snapshot) -> None:
+    for gateway in snapshot.gateways:
+        state = "draining" if gateway.draining else "serving"
+        console.print(f"gateway {gateway.instance}  {state}  http {gateway.http_address}  grpc {gateway.grpc_address}")
+    if not snapshot.gateways:
+        console.print(f"gateway: {_UNKNOWN} (no instance reports)")
+
+
+def _show_processes(console: Console, processes: list[dict[str, Any]]) -> None:
+    if not processes:
+        return
+    table = Table("process", "state", "pid", "memory", "restarts", "last end")
+    for process in processes:
+        memory = process["resident_bytes"]
+        table.add_row(
+            process["name"],
+            process["state"],
+            str(process["pid"] or "-"),
+            _UNKNOWN if memory is None else f"{memory / 2**20:.0f} MiB",
+            str(process["restarts"]),
+            process["last_exit"] or "-",
+        )
+    console.print(table)
+
+
+def _processes(loaded: Loaded) -> list[dict[str, Any]]:
+    """Processes of this host that a supervisor here runs: itself, its children, and the replicas."""
+    record = running_record(loaded.state_dir)
+    if record is None:
+        return []
+    supervisor = {
+        "name": "supervisor",
+        "pid": record["pid"],
+        "state": record["phase"],
+        "restarts": 0,
+        "last_exit": None,
+    }
+    replicas = [process for process in processes_of(loaded.config_path) if process.is_replica]
+    rows = [supervisor, *record["processes"], *map(_replica_row, replicas)]
+    return [row | {"resident_bytes": resident_bytes(row["pid"]) if row["pid"] else None} for row in rows]
+
+
+def _replica_row(process: Process) -> dict[str, Any]:
+    words = process.command
+    name = words[words.index("--id") + 1] if "--id" in words[:-1] else "replica"
+    return {"name": name, "pid": process.pid, "state": "running", "restarts": 0, "last_exit": None}
+
+
+def _as_json(snapshot: Snapshot, processes: list[dict[str, Any]]) -> dict[str, Any]:
+    document = snapshot.model_dump(mode="json")
+    for pool, row in zip(snapshot.pools, document["pools"], strict=True):
+        decision = pool.decision
+        row |= {
+            "target": pool.target,
+            "states": pool.states,
+            "demand": None if decision is None else decision.demand,
+        }
+    for queue, row in zip(snapshot.queues, document["queues"], strict=True):
+        row["backlog"] = queue.backlog
+    return document | {"processes": processes}
+
+
+def _shown(value: int | None) -> str:
+    return _UNKNOWN if value is None else str(value)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
