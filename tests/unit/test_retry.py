@@ -1,0 +1,52 @@
+"""The retry policy of workers: which failures, what gaps, when to give up."""
+
+import pytest
+
+from wire.errors import ERRORS, ErrorKind
+from workers.retry import MOST_LOST_REPLICAS, Attempts, CallFailure, GiveUp, Retry, next_step
+
+
+def _failure(kind: ErrorKind | None, status: int | None = None, after: float | None = None) -> CallFailure:
+    return CallFailure(ERRORS[kind].http if kind else status, kind, "no", after)
+
+
+def _step(failure: CallFailure, *, made: int = 1, remaining: float = 60.0, dice: float = 0.5) -> Retry | GiveUp:
+    return next_step(Attempts(made=made), failure, remaining, dice)
+
+
+@pytest.mark.parametrize("kind", list(ErrorKind))
+def test_the_table_says_what_is_worth_another_try_and_a_lost_replica_is_for_jobs(kind: ErrorKind) -> None:
+    wanted = ERRORS[kind].retryable or kind is ErrorKind.REPLICA_LOST
+    assert isinstance(_step(_failure(kind)), Retry) is wanted
+
+
+@pytest.mark.parametrize(("status", "wanted"), [(None, True), (503, True), (400, False), (404, False), (500, False)])
+def test_no_answer_and_tritons_full_queue_are_worth_another_try(status: int | None, wanted: bool) -> None:
+    assert isinstance(_step(_failure(None, status)), Retry) is wanted
+
+
+def test_gaps_double_up_to_a_bound_and_are_spread() -> None:
+    gaps = [_step(_failure(None), made=made, dice=0.0) for made in (1, 2, 3, 20, 100_000)]
+    assert gaps == [Retry(0.05), Retry(0.1), Retry(0.2), Retry(2.5), Retry(2.5)]
+    assert _step(_failure(None), dice=1.0) == Retry(0.1)
+
+
+def test_the_announced_time_is_waited_for() -> None:
+    assert _step(_failure(ErrorKind.NO_REPLICA, after=7.0)) == Retry(7.0)
+
+
+def test_a_try_that_would_come_too_late_is_not_made() -> None:
+    assert _step(_failure(ErrorKind.NO_REPLICA, after=7.0), remaining=7.0) == GiveUp(out_of_time=True)
+    assert _step(_failure(None), remaining=-1.0) == GiveUp(out_of_time=True)
+
+
+def test_a_call_that_costs_replica_after_replica_is_given_up() -> None:
+    """A-079: a job that kills whatever runs it must not take the pool down."""
+    attempts = Attempts()
+    steps = []
+    for _ in range(MOST_LOST_REPLICAS):
+        failure = _failure(ErrorKind.REPLICA_LOST)
+        attempts = attempts.after(failure)
+        steps.append(type(next_step(attempts, failure, 60.0, 0.0)))
+    assert steps == [Retry, Retry, GiveUp]
+    assert attempts == Attempts(made=3, lost_replicas=3)

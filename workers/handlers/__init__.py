@@ -1,0 +1,1 @@
+"""What is done with a job: pre-process, call the gateway, post-process."""
