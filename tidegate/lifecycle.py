@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,6 +92,9 @@ def stop(loaded: Loaded, say: Callable[[str], object] = sys.stdout.write) -> int
 
 def _clear_leftovers(loaded: Loaded, say: Callable[[str], object]) -> int:
     """Nothing runs; but a killed supervisor may have left processes on their way out."""
+    stale = read_record(loaded.state_dir)
+    if stale is not None:
+        shutil.rmtree(str(stale.get("ray_dir", "")), ignore_errors=True)
     left = processes_of(loaded.config_path)
     if not left:
         say(f"nothing runs in {loaded.state_dir}\n")

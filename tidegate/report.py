@@ -1,4 +1,4 @@
-"""``tidegate status`` and ``tidegate why``: what the store knows, for people and for programs; unknown stays unknown."""
+"""``tidegate status`` and ``tidegate why``: what the store knows, for people and programs; unknown stays unknown."""
 
 import asyncio
 import json
