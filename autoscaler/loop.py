@@ -130,9 +130,19 @@ class Autoscaler:
         return max(0.0, min(next_due - self._now(), self._settings.leader_lease_seconds / 3))
 
     async def _tick(self, name: str, scaler: PoolScaler) -> float:
-        """One tick; when the pool is due again, by the loop's clock."""
+        """One tick; when the pool is due again, by the loop's clock.
+
+        Raises:
+            TidegateError: STORE_UNAVAILABLE.
+        """
         begun = self._now()
-        look_again_in = await scaler.tick(is_leader=self._is_lease_fresh)
+        try:
+            look_again_in = await scaler.tick(is_leader=self._is_lease_fresh)
+        except TidegateError:
+            raise
+        except Exception:  # one pool's fault must not stop the others
+            _logger.exception("the tick of pool %s failed", name)
+            look_again_in = self._settings.poll_seconds
         return begun + max(_POKE_GAP_SECONDS, min(self._settings.poll_seconds, look_again_in))
 
     async def _lead(self) -> bool:

@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from autoscaler.backends.base import BackendError, RunningReplica
@@ -24,6 +25,14 @@ _LAST_WORDS_BYTES = 4096
 
 def _new_id(pool: str) -> str:
     return f"{pool}-{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """A replica that this process started, and has to wait for when it ends."""
+
+    pool: str
+    process: subprocess.Popen[bytes]
 
 
 class LocalBackend:
@@ -44,7 +53,7 @@ class LocalBackend:
         self._lifeline_fd = lifeline_fd
         self._command = tuple(command)
         self._new_id = new_id
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, _Child] = {}
         self._endings: dict[str, str] = {}
         self._told: set[str] = set()
 
@@ -59,9 +68,10 @@ class LocalBackend:
         replica_id = self._new_id(pool)
         arguments = replica_arguments(pool, replica_id, self._config, self._lifeline_fd)
         try:
-            self._children[replica_id] = self._spawn(pool, replica_id, [*self._command, *arguments])
+            process = self._spawn(pool, replica_id, [*self._command, *arguments])
         except OSError as error:
             raise BackendError(f"a replica process could not be started: {error.strerror or error}") from error
+        self._children[replica_id] = _Child(pool, process)
         return replica_id
 
     async def stop(self, replica_id: str) -> None:
@@ -104,6 +114,13 @@ class LocalBackend:
             found = find_replicas(self._command, self._config)
         except OSError as error:
             raise BackendError(f"the processes of this machine cannot be listed: {error.strerror}") from error
+        names = {process.id for process in found}
+        # A child has no command line for an instant after it began, nor while it exits: it is there all the same.
+        found += [
+            ReplicaProcess(child.process.pid, replica_id, child.pool, age_seconds=0.0)
+            for replica_id, child in self._children.items()
+            if replica_id not in names
+        ]
         self._told &= {process.id for process in found}
         return found
 
@@ -111,7 +128,6 @@ class LocalBackend:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._prune_logs(pool)
         with self._log(replica_id).open("ab") as log:
-            # Popen returns when the program has been executed: /proc shows the replica from here on.
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -124,7 +140,7 @@ class LocalBackend:
     def _reap(self) -> None:
         """Collect the exit status of children that ended; adopted replicas are the child of someone else."""
         for replica_id, child in list(self._children.items()):
-            status = child.poll()
+            status = child.process.poll()
             if status is not None:
                 del self._children[replica_id]
                 self._endings[replica_id] = self._ending(replica_id, status)

@@ -72,10 +72,15 @@ class Memory(Record):
         latest_retry = now + LONGEST_BACK_OFF_SECONDS
         return self.model_copy(
             update={
+                "since": min(self.since, now),
                 "active_at": min(self.active_at, now),
                 "retry_at": None if self.retry_at is None else min(self.retry_at, latest_retry),
                 "wanted": tuple((min(at, now), value) for at, value in self.wanted),
                 "ready_since": {name: min(at, now) for name, at in self.ready_since.items()},
+                "gateways": {
+                    name: last if last.seen_at <= now else last.model_copy(update={"seen_at": now})
+                    for name, last in self.gateways.items()
+                },
             }
         )
 
@@ -125,11 +130,7 @@ def silent_gateways(seen: Observation, memory: Memory, now: float) -> tuple[str,
 
 def _notice_gateways(seen: Observation, memory: Memory, now: float) -> Memory:
     active_at = memory.active_at
-    gateways = {
-        name: last
-        for name, last in memory.gateways.items()
-        if not last.draining and now - last.seen_at < GATEWAY_GONE_SECONDS
-    }
+    gateways = {name: last for name, last in memory.gateways.items() if now - last.seen_at < GATEWAY_GONE_SECONDS}
     for gateway in seen.gateways or ():
         last = memory.gateways.get(gateway.instance)
         load = gateway.load
