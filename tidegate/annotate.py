@@ -13,14 +13,14 @@ _LARGEST_TEXT = 28
 def annotated_png(payload: bytes, result: dict[str, Any]) -> bytes | None:
     """``payload`` (an image) with the ``regions`` of ``result``, as PNG; None where there is nothing to draw.
 
-    A region has ``polygon`` ([[x, y], ...] in pixels of the image as it is shown) and perhaps ``text``,
+    A region has ``quad`` (four [x, y] in pixels of the image as it is shown) and perhaps ``text``,
     ``orientation`` (degrees) and ``score``.
     """
     regions = result.get("regions")
     if not isinstance(regions, list):
         return None
     try:
-        image = ImageOps.exif_transpose(Image.open(io.BytesIO(payload))).convert("RGB")
+        image = _on_paper(ImageOps.exif_transpose(Image.open(io.BytesIO(payload))))
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError):
         return None
     draw = ImageDraw.Draw(image, "RGBA")
@@ -31,8 +31,17 @@ def annotated_png(payload: bytes, result: dict[str, Any]) -> bytes | None:
     return buffer.getvalue()
 
 
+def _on_paper(image: Image.Image) -> Image.Image:
+    """In colours, what is transparent white."""
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    layer = image.convert("RGBA")
+    paper = Image.new("RGBA", layer.size, "white")
+    return Image.alpha_composite(paper, layer).convert("RGB")
+
+
 def _draw(draw: ImageDraw.ImageDraw, number: int, region: dict[str, Any]) -> None:
-    corners = [(float(x), float(y)) for x, y in region["polygon"]]
+    corners = [(float(x), float(y)) for x, y in region["quad"]]
     turned = region.get("orientation") == 180
     colour = _TURNED if turned else _UPRIGHT
     draw.polygon(corners, outline=colour, width=2)

@@ -101,7 +101,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for everything it writes.")] = Path("demo-output"),
 ) -> None:
     """The main job once, from zero to zero: pages in, text out, checked; leaves nothing running."""
-    from tidegate.demo import run_demo
+    from tidegate.demo.story import run_demo
 
     loaded = _load(config)
     raise typer.Exit(_told(lambda: run_demo(loaded, out)))

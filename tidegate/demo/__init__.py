@@ -1,0 +1,1 @@
+"""``tidegate demo``: the main job once, from zero to zero, checked."""
