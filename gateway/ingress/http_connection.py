@@ -1,0 +1,346 @@
+"""One caller's connection: its requests one after another, each answered here or sent on its way as an exchange.
+
+A caller may send the next request before it has its answer; it is read no further than a limit, and served in turn.
+"""
+
+import asyncio
+import math
+from typing import Protocol, cast
+
+from gateway.ingress.http_exchange import Exchange
+from gateway.ingress.http_wire import (
+    CHUNKED,
+    ChunkScanner,
+    MalformedError,
+    Request,
+    RequestParser,
+    error_body,
+    render_answer,
+)
+from gateway.ingress.upstream import is_established
+from wire.errors import ERROR_KIND_HEADER, ErrorKind, TidegateError
+
+#: What a caller may send ahead of its turn. Bytes.
+_AHEAD_LIMIT = 65536
+#: A refused request's body up to this size is read and dropped, so that its connection stays. Bytes.
+_DISCARD_LIMIT = 1048576
+#: How long a connection that ends with an error is still read: closed at once, the error might not arrive. Seconds.
+_LINGER_SECONDS = 2.0
+
+#: Status, headers and body of an answer that is made here.
+OwnAnswer = tuple[int, list[tuple[bytes, bytes]], bytes]
+
+
+def body_too_large(limit_bytes: int) -> TidegateError:
+    return TidegateError(ErrorKind.TOO_LARGE, f"the request body is larger than body_limit_bytes ({limit_bytes})")
+
+
+class Service(Protocol):
+    """What a connection needs of its door."""
+
+    header_limit_bytes: int
+    body_limit_bytes: int
+    draining: bool
+
+    def begin(self, request: Request, caller: "ClientConnection") -> Exchange | OwnAnswer:
+        """Decide on a request: an exchange that is not started yet, or the answer. Raises TidegateError."""
+
+    def count(
+        self, pool: str | None, status: int, own_error: ErrorKind | None, *, held_seconds: float, since: float
+    ) -> None:
+        """A request is over."""
+
+    def opened(self, connection: "ClientConnection") -> None: ...
+
+    def closed(self, connection: "ClientConnection") -> None: ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """See the module."""
+
+    __slots__ = (
+        "_body_left",
+        "_closing",
+        "_exchange",
+        "_linger_until",
+        "_loop",
+        "_parser",
+        "_reading_paused",
+        "_request",
+        "_rest",
+        "_scanner",
+        "_service",
+        "_since",
+        "_transport",
+        "_working",
+        "write_paused",
+    )
+
+    _transport: asyncio.Transport
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._exchange: Exchange | None = None
+        self._parser: RequestParser | None = None
+        self._scanner: ChunkScanner | None = None
+        self._body_left = 0  # bytes still to come; CHUNKED while a scanner looks for the end
+        self._rest = b""
+        self._request: Request | None = None
+        self._working = False
+        self._closing = False
+        self._linger_until: float | None = None
+        self._reading_paused = False
+        self._since = self._loop.time()
+        self.write_paused = False
+
+    # -- what the event loop calls ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no asyncio.Transport by class, only by what they do.
+        self._transport = cast("asyncio.Transport", transport)
+        self._service.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        if self._body_left:
+            data = self._take_body(data)
+        if data and not self._closing:
+            if self._exchange is None and not self._body_left:
+                self._serve(data)
+            else:
+                self._rest += data
+        self.update_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._service.closed(self)
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.cancel()
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        if self._exchange is not None:
+            self._exchange.on_caller_writable(writable=False)
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self._exchange is not None:
+            self._exchange.on_caller_writable(writable=True)
+
+    # -- requests -----------------------------------------------------------------------------------------
+
+    def _serve(self, data: bytes) -> None:
+        """Serve the requests in ``data`` until one is under way or incomplete."""
+        self._working = True
+        while data and self._exchange is None and not self._body_left and not self._closing:
+            parser = self._parser or RequestParser(self._service.header_limit_bytes)
+            try:
+                found = parser.feed(data)
+            except MalformedError as error:
+                self._refuse_malformed(str(error))
+                break
+            if found is None:
+                if self._parser is None:
+                    self._parser = parser
+                    self._since = self._loop.time()
+                data = b""
+            else:
+                self._parser = None
+                data = self._begin(*found)
+        self._rest = data
+        self._working = False
+
+    def _begin(self, request: Request, data: bytes) -> bytes:
+        """Answer a request or send it on its way; returns what of ``data`` comes after it."""
+        self._request = request
+        self._body_left = request.body_bytes
+        self._scanner = ChunkScanner() if request.body_bytes == CHUNKED else None
+        try:
+            decided = self._service.begin(request, self)
+            if isinstance(decided, Exchange):
+                self._exchange = decided
+                body, rest = self._split_body(data) if self._body_left else (b"", data)
+                decided.start(body, complete=not self._body_left)
+                return rest
+        except TidegateError as error:
+            if self._exchange is not None:
+                self._exchange.fail(error)
+            else:
+                self._refuse(error)
+                self._count(error.row.http, error.kind)
+        else:
+            self._answer(decided, keep_alive=self._may_keep(request))
+            self._count(decided[0], None)
+        return self._take_body(data) if self._body_left and not self._closing else data
+
+    def _split_body(self, data: bytes) -> tuple[bytes, bytes]:
+        """The part of ``data`` that belongs to the current body, and what comes after it.
+
+        Raises:
+            TidegateError: BAD_REQUEST, TOO_LARGE. The end of this body cannot be found any more.
+        """
+        if self._scanner is None:
+            size = min(len(data), self._body_left)
+            self._body_left -= size
+            return (data, b"") if size == len(data) else (data[:size], data[size:])
+        try:
+            end = self._scanner.feed(data)
+        except MalformedError as error:
+            raise TidegateError(ErrorKind.BAD_REQUEST, str(error)) from None
+        if self._scanner.body_bytes > self._service.body_limit_bytes:
+            raise body_too_large(self._service.body_limit_bytes)
+        if end < 0:
+            return data, b""
+        self._scanner = None
+        self._body_left = 0
+        return data[:end], data[end:]
+
+    def _take_body(self, data: bytes) -> bytes:
+        """Pass the next part of a body on, or drop it if nobody wants it; returns what comes after the body."""
+        try:
+            body, rest = self._split_body(data)
+        except TidegateError as error:
+            if self._exchange is not None:
+                self._exchange.fail(error)
+            if not self._closing:
+                self._close(linger=True)
+            return b""
+        if self._exchange is not None:
+            self._exchange.send_body(body, complete=not self._body_left)
+        return rest
+
+    # -- what an exchange asks (see Caller) ---------------------------------------------------------------
+
+    @property
+    def may_stay(self) -> bool:
+        return not self._service.draining
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def update_reading(self) -> None:
+        """Read the caller, or not: a body only as fast as it is passed on, a next request only up to a limit."""
+        wanted = len(self._rest) <= _AHEAD_LIMIT
+        if self._exchange is not None and self._body_left:
+            wanted = self._exchange.wants_body
+        wanted = wanted or self._closing
+        if wanted == self._reading_paused and not self._transport.is_closing():
+            self._reading_paused = not wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def exchange_ended(self, *, keep_alive: bool) -> None:
+        self._exchange = None
+        if keep_alive and self.may_stay:
+            self._go_on()
+        else:
+            self._close(linger=bool(self._body_left))
+
+    def exchange_failed(self, error: TidegateError) -> None:
+        self._exchange = None
+        self._refuse(error)
+        if not self._closing:
+            self._go_on()
+
+    def exchange_broken(self) -> None:
+        self._exchange = None
+        self._closing = True
+        self._transport.abort()
+
+    def _go_on(self) -> None:
+        """The next request, if it is here already."""
+        self._since = self._loop.time()
+        if self._working:
+            return
+        if self._rest and not self._body_left:
+            data, self._rest = self._rest, b""
+            self._serve(data)
+        self.update_reading()
+
+    # -- answers of our own -------------------------------------------------------------------------------
+
+    def _refuse(self, error: TidegateError) -> None:
+        headers = [(b"Content-Type", b"application/json"), (ERROR_KIND_HEADER.encode(), error.kind.value.encode())]
+        if error.retry_after_seconds is not None:
+            headers.append((b"Retry-After", b"%d" % math.ceil(error.retry_after_seconds)))
+        request = self._request
+        self._answer(
+            (error.row.http, headers, error_body(error.message)),
+            keep_alive=request is not None and self._may_keep(request),
+        )
+
+    def _may_keep(self, request: Request) -> bool:
+        """Whether the connection can go on after an answer that does not wait for the request's body."""
+        # One who expects a 100 may send the body or the next request now: nobody can tell which.
+        body_ends = self._body_left == 0 or (0 < self._body_left <= _DISCARD_LIMIT and not request.expectation)
+        return request.keep_alive and self.may_stay and body_ends
+
+    def _answer(self, answer: OwnAnswer, *, keep_alive: bool) -> None:
+        status, headers, body = answer
+        request = self._request
+        connection: bytes | None = None
+        if not keep_alive:
+            connection = b"close"
+        elif request is not None and request.http_1_0:
+            connection = b"keep-alive"
+        head_only = request is not None and request.method == b"HEAD"
+        self._transport.write(render_answer(status, headers, body, connection=connection, head_only=head_only))
+        if not keep_alive:
+            self._close(linger=True)
+
+    def _refuse_malformed(self, message: str) -> None:
+        self._request = None
+        self._refuse(TidegateError(ErrorKind.BAD_REQUEST, message))
+        self._count(400, ErrorKind.BAD_REQUEST)
+
+    def _count(self, status: int, own_error: ErrorKind | None) -> None:
+        self._service.count(None, status, own_error, held_seconds=0.0, since=self._loop.time())
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def _close(self, *, linger: bool) -> None:
+        """Close after what was written; ``linger``: read on for a moment, as closing with unread bytes in the
+        socket resets the connection and can take the last answer with it."""
+        self._closing = True
+        self._rest = b""
+        self._since = self._loop.time()
+        if linger and self._transport.can_write_eof() and not self._transport.is_closing():
+            self._transport.write_eof()
+            self._linger_until = self._since + _LINGER_SECONDS
+            self.update_reading()
+        else:
+            self._transport.close()
+
+    def sweep(self, now: float, idle_seconds: float) -> None:
+        """Called now and then (``now``: loop time): end what has been idle, or closing, for too long."""
+        if self._exchange is not None:
+            # A connection that is not read does not tell that its peer is gone.
+            if self._reading_paused and not is_established(self._transport):
+                self._transport.abort()
+        elif self._linger_until is not None and now > self._linger_until:
+            self._transport.abort()
+        elif now - self._since > idle_seconds:
+            if self._closing:
+                self._transport.abort()
+            else:
+                self._close(linger=False)
+
+    def close_if_idle(self) -> None:
+        """Close now unless a request is under way."""
+        if self._exchange is None and not self._closing:
+            self._close(linger=bool(self._body_left))
+
+    def cut(self, error: TidegateError) -> None:
+        """Give up the request under way, if any, and close."""
+        if self._exchange is not None:
+            self._exchange.fail(error)
+        if not self._closing:
+            self._close(linger=False)
+
+    def abort(self) -> None:
+        self._transport.abort()

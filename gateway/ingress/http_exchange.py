@@ -1,0 +1,337 @@
+"""One request on its way: a slot, a connection, the bytes there and back, and what happens when one of them fails.
+
+Every way out of an exchange goes through ``_end``, once, and that gives the slot and the connection back.
+"""
+
+import asyncio
+from typing import Protocol
+
+from gateway.ingress.http_wire import CHUNKED, UNTIL_CLOSE, AnswerHead, Request
+from gateway.ingress.upstream import UpstreamConnection, Upstreams
+from gateway.routing.pool import Hold, Pool, RequestHead, Reservation
+from wire.errors import ErrorKind, TidegateError
+
+#: While a request has no connection yet, this much of its body is taken in; then its caller is not read. Bytes.
+_WAITING_BODY_LIMIT = 65536
+#: Up to this size, what was sent is kept until the body is complete, to send it again should the connection die.
+_REPLAY_LIMIT = 65536
+#: How often a request is sent again because the connection it was sent on died before it could reach the model.
+_RESEND_LIMIT = 3
+#: Status under which a request counts whose caller left before it was answered.
+_CALLER_LEFT = 499
+
+
+class Caller(Protocol):
+    """The caller's side of an exchange: its connection."""
+
+    @property
+    def write_paused(self) -> bool:
+        """True while the caller does not take what it was sent."""
+
+    @property
+    def may_stay(self) -> bool:
+        """False when the connection shall end after this answer, for a reason other than the request's."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def update_reading(self) -> None:
+        """Something changed that decides whether the caller is read."""
+
+    def exchange_ended(self, *, keep_alive: bool) -> None:
+        """The answer is complete."""
+
+    def exchange_failed(self, error: TidegateError) -> None:
+        """Nothing of an answer was sent: answer with ``error``."""
+
+    def exchange_broken(self) -> None:
+        """The answer cannot be completed: break the connection so that nobody takes it for whole."""
+
+
+class Ledger(Protocol):
+    """Where an exchange is counted when it is over."""
+
+    def count(
+        self, pool: str | None, status: int, own_error: ErrorKind | None, *, held_seconds: float, since: float
+    ) -> None: ...
+
+
+class Exchange:
+    """See the module. Started by :meth:`start`; ended by itself or by :meth:`cancel` or :meth:`fail`."""
+
+    __slots__ = (
+        "_answer_started",
+        "_arrived",
+        "_body_complete",
+        "_caller",
+        "_connection",
+        "_deadline_timer",
+        "_ended",
+        "_head",
+        "_held_seconds",
+        "_hold",
+        "_keep_alive",
+        "_ledger",
+        "_loop",
+        "_pool",
+        "_replay",
+        "_replay_bytes",
+        "_request",
+        "_resent",
+        "_reservation",
+        "_status",
+        "_upstreams",
+        "_waiting",
+        "_waiting_bytes",
+        "upstream_writable",
+        "wants_content",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        head: RequestHead,
+        pool: Pool,
+        *,
+        caller: Caller,
+        upstreams: Upstreams,
+        ledger: Ledger,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._request = request
+        self._head = head
+        self._pool = pool
+        self._caller = caller
+        self._upstreams = upstreams
+        self._ledger = ledger
+        self._arrived = self._loop.time()
+        self._hold: Hold | None = None
+        self._reservation: Reservation | None = None
+        self._connection: UpstreamConnection | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._replay: list[bytes] | None = []
+        self._replay_bytes = 0
+        self._body_complete = False
+        self._answer_started = False
+        self._ended = False
+        self._resent = 0
+        self._held_seconds = 0.0
+        self._keep_alive = request.keep_alive
+        self._status = _CALLER_LEFT
+        self.upstream_writable = True
+        self.wants_content = request.http_1_0
+
+    # -- from the caller ----------------------------------------------------------------------------------
+
+    def start(self, body: bytes, *, complete: bool) -> None:
+        """Look for a slot. ``body`` is what has come of the request's body, ``complete`` when that is all."""
+        self._body_complete = complete
+        if body:
+            self._waiting.append(body)
+            self._waiting_bytes = len(body)
+        self._find_slot(since=None)
+
+    @property
+    def wants_body(self) -> bool:
+        """False while the caller must not be read: no connection yet, or the replica takes no more just now."""
+        if self._connection is None:
+            return self._waiting_bytes < _WAITING_BODY_LIMIT
+        return self.upstream_writable
+
+    def send_body(self, data: bytes, *, complete: bool) -> None:
+        """The next part of the request's body; ``complete`` when it is the last."""
+        self._body_complete = complete
+        if self._connection is None:
+            self._waiting.append(data)
+            self._waiting_bytes += len(data)
+            return
+        self._connection.write(data)
+        self._remember(data)
+
+    def cancel(self) -> None:
+        """The caller is gone: nothing is to be answered, and the replica need not go on."""
+        if not self._ended:
+            reservation, self._reservation = self._reservation, None
+            self._end(_CALLER_LEFT, None)
+            if reservation is not None:
+                reservation.release_abandoned()
+
+    def fail(self, error: TidegateError) -> None:
+        """Give up with ``error``, or by breaking the transfer when the answer has begun."""
+        if self._ended:
+            return
+        started = self._answer_started
+        self._end(error.row.http, error.kind)
+        if started:
+            self._caller.exchange_broken()
+        else:
+            self._caller.exchange_failed(error)
+
+    # -- a slot and a connection --------------------------------------------------------------------------
+
+    def _find_slot(self, *, since: float | None) -> None:
+        reservation = self._pool.try_reserve(self._head, since=since)
+        if reservation is not None:
+            self._on_slot(reservation)
+            return
+        try:
+            self._hold = self._pool.hold(self._head, since=since)
+        except TidegateError as error:
+            self.fail(error)
+        else:
+            self._hold.future.add_done_callback(self._on_hold_end)
+
+    def _on_hold_end(self, future: "asyncio.Future[Reservation]") -> None:
+        if self._ended or future.cancelled():
+            return
+        self._hold = None
+        error = future.exception()
+        if error is None:
+            self._on_slot(future.result())
+        elif isinstance(error, TidegateError):
+            self._held_seconds = self._loop.time() - self._arrived
+            self.fail(error)
+
+    def _on_slot(self, reservation: Reservation) -> None:
+        self._reservation = reservation
+        self._held_seconds = reservation.held_seconds
+        if self._head.deadline is not None and self._deadline_timer is None:
+            self._deadline_timer = self._loop.call_at(self._head.deadline, self._on_deadline)
+        connection = self._upstreams.take(reservation.replica)
+        if connection is not None:
+            self._send_on(connection)
+        else:
+            self._upstreams.connect(reservation.replica, self._on_connected)
+
+    def _on_connected(self, connection: UpstreamConnection | None) -> None:
+        if self._ended:
+            if connection is not None:
+                self._upstreams.put_back(connection)
+        elif connection is not None:
+            self._send_on(connection)
+        else:
+            # Refused or silent: it never got the request, so another replica may.
+            assert self._reservation is not None
+            self._reservation.release_unreached()
+            self._find_slot(since=self._arrived)
+
+    def _send_on(self, connection: UpstreamConnection) -> None:
+        self._connection = connection
+        if self._caller.write_paused:
+            connection.set_reading(wanted=False)
+        request = self._request
+        if not self._waiting:
+            connection.send(self, request.upstream_head)
+        else:
+            body = b"".join(self._waiting)
+            self._waiting = []
+            self._waiting_bytes = 0
+            connection.send(self, request.upstream_head + body)
+            self._remember(body)
+        if request.expectation and not self._body_complete and not self._resent:
+            self._caller.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._caller.update_reading()
+
+    def _on_deadline(self) -> None:
+        self.fail(TidegateError(ErrorKind.DEADLINE, "the deadline passed before the replica had answered"))
+
+    # -- from the replica ---------------------------------------------------------------------------------
+
+    def on_answer(self, head: AnswerHead, body: bytes, *, done: bool) -> None:
+        limit = self._upstreams.answer_limit_bytes
+        if head.body_bytes > limit:
+            message = f"the answer of {head.body_bytes} bytes is larger than body_limit_bytes ({limit})"
+            self.fail(TidegateError(ErrorKind.TOO_LARGE, message))
+            return
+        self._answer_started = True
+        self._status = head.status
+        raw = self._head_for_caller(head)
+        self._caller.write(raw + body if body else raw)
+        if done:
+            self._complete()
+
+    def _head_for_caller(self, head: AnswerHead) -> bytes:
+        """The replica's bytes as they are, where the caller's connection lives on as HTTP/1.1 expects."""
+        request = self._request
+        ends_with_connection = head.body_bytes == UNTIL_CLOSE or (request.http_1_0 and head.body_bytes == CHUNKED)
+        self._keep_alive = request.keep_alive and head.keep_alive and self._caller.may_stay and not ends_with_connection
+        if self._keep_alive and not request.http_1_0:
+            return head.raw
+        dechunked = request.http_1_0 and head.body_bytes == CHUNKED
+        return head.with_connection(b"keep-alive" if self._keep_alive else b"close", dechunked=dechunked)
+
+    def on_answer_body(self, body: bytes, *, done: bool) -> None:
+        if body:
+            self._caller.write(body)
+        if done:
+            self._complete()
+
+    def _complete(self) -> None:
+        self._end(self._status, None, finished=True)
+        self._caller.exchange_ended(keep_alive=self._keep_alive)
+
+    def on_upstream_lost(self, reason: str) -> None:
+        connection, self._connection = self._connection, None
+        if self._ended or connection is None:
+            return
+        # A model runs when it has its whole input, and reading metadata twice is harmless.
+        unreached = not self._body_complete or self._request.method == b"GET"
+        if self._answer_started or not unreached:
+            message = f"the replica was lost before it had answered; the request may have run ({reason})"
+            self.fail(TidegateError(ErrorKind.REPLICA_LOST, message))
+        elif self._replay is None or self._resent == _RESEND_LIMIT:
+            message = "the replica was lost before it had the whole request; it did not run"
+            self.fail(TidegateError(ErrorKind.REPLICA_UNREACHABLE, message))
+        else:
+            self._send_again(connection, self._replay)
+
+    def _send_again(self, lost: UpstreamConnection, replay: list[bytes]) -> None:
+        assert self._reservation is not None
+        self._resent += 1
+        self._waiting, self._waiting_bytes = replay, self._replay_bytes
+        self._replay, self._replay_bytes = [], 0
+        self.upstream_writable = True
+        if lost.reused:
+            # That connection was stale, which says little about the replica and much about its other old ones.
+            self._upstreams.forget_idle_of(lost.replica_id)
+            self._reservation.release()
+        else:
+            self._reservation.release_unreached()
+        self._find_slot(since=self._arrived)
+        self._caller.update_reading()
+
+    def on_upstream_writable(self, *, writable: bool) -> None:
+        self.upstream_writable = writable
+        self._caller.update_reading()
+
+    def on_caller_writable(self, *, writable: bool) -> None:
+        """Back-pressure: whether the caller takes more of the answer now."""
+        if self._connection is not None:
+            self._connection.set_reading(wanted=writable)
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def _remember(self, data: bytes) -> None:
+        """Keep what was sent while it may have to be sent again."""
+        if self._replay is None:
+            return
+        self._replay_bytes += len(data)
+        if self._body_complete or self._replay_bytes > _REPLAY_LIMIT:
+            self._replay = None
+        else:
+            self._replay.append(data)
+
+    def _end(self, status: int, own_error: ErrorKind | None, *, finished: bool = False) -> None:
+        """Give everything back. ``finished``: the answer came whole, so that the connection may be used again."""
+        self._ended = True
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        if self._hold is not None:
+            self._hold.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.finish(reusable=finished and self._body_complete)
+        if self._reservation is not None:
+            self._reservation.release()
+        self._ledger.count(self._pool.name, status, own_error, held_seconds=self._held_seconds, since=self._arrived)

@@ -1,0 +1,289 @@
+"""HTTP/1.1 as bytes: the head of a request, the head of an answer, the end of a chunked body. No I/O.
+
+Bodies are never held here: what arrives is passed on, and only its end is found.
+"""
+
+import json
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+
+from wire.membership import JOB_HEADER, TIMEOUT_HEADER
+
+#: ``body_bytes`` of a chunked body.
+CHUNKED = -1
+#: ``body_bytes`` of an answer that ends when its connection does.
+UNTIL_CLOSE = -2
+
+_END_OF_HEAD = b"\r\n\r\n"
+_JOB = JOB_HEADER.lower().encode()
+_TIMEOUT = TIMEOUT_HEADER.lower().encode()
+#: Request headers (lower case) that end at this hop: framing is written anew, the rest is between two neighbours.
+_NOT_FORWARDED = frozenset(
+    b"connection keep-alive proxy-connection te trailer upgrade expect content-length transfer-encoding".split()
+) | {_JOB, _TIMEOUT}
+#: A Connection header that lists one of these does not get it dropped: the request would mean something else.
+_NEVER_DROPPED = frozenset((b"host", b"content-encoding", b"accept-encoding", b"inference-header-content-length"))
+#: Longest line that tells the size of a chunk, extensions included. Bytes.
+_CHUNK_LINE_LIMIT = 4096
+#: Most trailers after the last chunk. Bytes.
+_TRAILER_LIMIT = 16384
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
+_HEX_LIMIT = 15
+
+
+class MalformedError(Exception):
+    """Bytes that are not the HTTP they should be. The message is one sentence about what is wrong."""
+
+
+class RequestParser:
+    """Reads the head of one request, fed as it arrives; strict, as two parsers of one stream must agree."""
+
+    __slots__ = ("_buffer", "_complete", "_headers", "_limit", "_parser", "_target")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._buffer = b""
+        self._complete = False
+        self._target = b""
+        self._parser: Any = None
+        self._headers: list[tuple[bytes, bytes]] = []
+
+    def feed(self, data: bytes) -> "tuple[Request, bytes] | None":
+        """The request and the bytes after its head, or None while the head is incomplete.
+
+        Raises:
+            MalformedError: it is not HTTP/1.x, contradicts itself, or is longer than the limit.
+        """
+        if self._parser is None:
+            data = data.lstrip(b"\r\n")  # empty lines before a request are forgiven
+            if not data:
+                return None
+            self._parser = httptools.HttpRequestParser(self)
+        fed = len(self._buffer)
+        buffer = self._buffer + data if fed else data
+        # The end may straddle what came before and what came now.
+        end = buffer.find(_END_OF_HEAD, max(0, fed - 3))
+        length = len(buffer) if end < 0 else end + 4
+        if length > self._limit:
+            raise MalformedError(f"the request head is longer than {self._limit} bytes")
+        try:
+            self._parser.feed_data(memoryview(buffer)[fed:length])
+        except httptools.HttpParserUpgrade:
+            pass  # an upgrade is an offer; not taking it up means to answer the request
+        except httptools.HttpParserError as error:
+            raise MalformedError(f"malformed HTTP request: {error}") from None
+        if self._complete != (end >= 0):
+            raise MalformedError("malformed HTTP request: its head does not end with an empty line")
+        if end < 0:
+            self._buffer = buffer
+            return None
+        return Request(self._parser, self._target, self._headers), buffer[length:]
+
+    # What httptools calls.
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._complete = True
+
+
+class Request:
+    """The head of a request.
+
+    ``body_bytes`` is the length of its body, or CHUNKED; ``timeout_ms`` the text of TIMEOUT_HEADER, if it came;
+    ``upstream_head`` the head as it is sent on.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_framing",
+        "body_bytes",
+        "expectation",
+        "http_1_0",
+        "job",
+        "keep_alive",
+        "method",
+        "target",
+        "timeout_ms",
+        "upstream_head",
+    )
+
+    def __init__(self, parser: Any, target: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        version: str = parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise MalformedError(f"malformed HTTP request: HTTP {version} is not spoken here")
+        self.method: bytes = parser.get_method()
+        self.target = target
+        self.http_1_0 = version == "1.0"
+        self.keep_alive = not self.http_1_0
+        self.body_bytes = 0
+        self.expectation = b""
+        self.job = False
+        self.timeout_ms: bytes | None = None
+        self._framing = b"\r\n"
+        self._connection: list[bytes] = []
+        forwarded = [b"%b %b HTTP/1.1" % (self.method, target)]
+        for name, value in headers:
+            key = name.lower()
+            if key in _NOT_FORWARDED:
+                self._take(key, value.strip())
+            else:
+                forwarded.append(b"%b: %b" % (name, value))
+        if self._connection:
+            connection = set(self._connection)
+            self.keep_alive = b"close" not in connection and (self.keep_alive or b"keep-alive" in connection)
+            dropped = connection - _NEVER_DROPPED - {b"close", b"keep-alive"}
+            if dropped:
+                forwarded[1:] = [line for line in forwarded[1:] if line.partition(b":")[0].lower() not in dropped]
+        self.upstream_head = b"\r\n".join(forwarded) + self._framing + b"\r\n"
+
+    def _take(self, key: bytes, value: bytes) -> None:
+        """Take in a header that is not forwarded as it is."""
+        if key == b"content-length":
+            self.body_bytes = int(value)
+            self._framing = b"\r\nContent-Length: %d\r\n" % self.body_bytes
+        elif key == b"transfer-encoding":
+            if self.body_bytes or self.http_1_0 or value.lower() != b"chunked":
+                raise MalformedError("malformed HTTP request: the only Transfer-Encoding spoken here is chunked")
+            self.body_bytes = CHUNKED
+            self._framing = b"\r\nTransfer-Encoding: chunked\r\n"
+        elif key == b"connection":
+            self._connection += [token.strip() for token in value.lower().split(b",")]
+        elif key == b"expect":
+            self.expectation = value.lower()
+        elif key == _TIMEOUT:
+            self.timeout_ms = value
+        elif key == _JOB:
+            self.job = True
+
+
+class AnswerHead:
+    """The head of an answer. ``body_bytes`` is the length of its body, CHUNKED or UNTIL_CLOSE."""
+
+    __slots__ = ("body_bytes", "keep_alive", "raw", "status")
+
+    def __init__(self, raw: bytes) -> None:
+        """``raw`` ends with the empty line. Raises MalformedError."""
+        lines = raw[:-4].split(b"\r\n")
+        first = lines[0]
+        if not first.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")) or not first[9:12].isdigit():
+            raise MalformedError("malformed HTTP answer: no status line")
+        self.raw = raw
+        self.status = int(first[9:12])
+        self.keep_alive = first[7:8] == b"1"
+        self.body_bytes = UNTIL_CLOSE
+        for line in lines[1:]:
+            name, colon, value = line.partition(b":")
+            if not colon:
+                raise MalformedError("malformed HTTP answer: a header line without a colon")
+            self._take(name.lower(), value.strip())
+        if self.status < 200 or self.status in (204, 304):
+            self.body_bytes = 0
+        elif self.body_bytes == UNTIL_CLOSE:
+            self.keep_alive = False
+
+    def _take(self, key: bytes, value: bytes) -> None:
+        if key == b"content-length":
+            if not value.isdigit() or self.body_bytes not in (UNTIL_CLOSE, int(value)):
+                raise MalformedError("malformed HTTP answer: Content-Length")
+            self.body_bytes = int(value)
+        elif key == b"transfer-encoding":
+            if self.body_bytes != UNTIL_CLOSE or value.lower() != b"chunked":
+                raise MalformedError("malformed HTTP answer: Transfer-Encoding")
+            self.body_bytes = CHUNKED
+        elif key == b"connection":
+            tokens = [token.strip() for token in value.lower().split(b",")]
+            self.keep_alive = b"close" not in tokens and (self.keep_alive or b"keep-alive" in tokens)
+
+    def with_connection(self, token: bytes, *, dechunked: bool) -> bytes:
+        """The head with ``Connection: <token>``, and without its Transfer-Encoding where the body loses it too."""
+        dropped = (b"connection:", b"keep-alive:") + ((b"transfer-encoding:",) if dechunked else ())
+        lines = [line for line in self.raw[:-4].split(b"\r\n") if not line.lower().startswith(dropped)]
+        return b"\r\n".join((*lines, b"Connection: " + token, b"", b""))
+
+
+class ChunkScanner:
+    """Finds the end of a chunked body that passes by. ``body_bytes`` is the size of the chunks announced so far."""
+
+    __slots__ = ("_in_trailers", "_left", "_line", "_trailer_bytes", "body_bytes")
+
+    def __init__(self) -> None:
+        self.body_bytes = 0
+        self._left = 0  # of the current chunk, with the CRLF after it
+        self._line = b""
+        self._in_trailers = False
+        self._trailer_bytes = 0
+
+    def feed(self, data: bytes, pieces: list[bytes] | None = None) -> int:
+        """The index in ``data`` after the body's last byte, or -1 when the body goes on.
+
+        ``pieces`` gets the content without the framing. Raises MalformedError.
+        """
+        at, size = 0, len(data)
+        while at < size:
+            if self._left > 2:
+                taken = min(self._left - 2, size - at)
+                if pieces is not None:
+                    pieces.append(data[at : at + taken])
+                self._left -= taken
+                at += taken
+            elif self._left:
+                if data[at] != b"\r\n"[2 - self._left]:
+                    raise MalformedError("malformed chunked body: no line end after a chunk")
+                self._left -= 1
+                at += 1
+            else:
+                newline = data.find(b"\n", at)
+                line = self._line + data[at : size if newline < 0 else newline + 1]
+                if len(line) > _CHUNK_LINE_LIMIT:
+                    raise MalformedError("malformed chunked body: a line without an end")
+                if newline < 0:
+                    self._line = line
+                    return -1
+                self._line = b""
+                at = newline + 1
+                if self._read_line(line):
+                    return at
+        return -1
+
+    def _read_line(self, line: bytes) -> bool:
+        """Take in a line between chunks; True when it was the last of the body."""
+        if line.find(b"\r") != len(line) - 2:
+            raise MalformedError("malformed chunked body: a line that does not end with CRLF")
+        if self._in_trailers:
+            self._trailer_bytes += len(line)
+            if self._trailer_bytes > _TRAILER_LIMIT:
+                raise MalformedError("malformed chunked body: too many trailers")
+            return len(line) == 2
+        digits = line[:-2].partition(b";")[0].rstrip(b" \t")
+        if not 0 < len(digits) <= _HEX_LIMIT or digits.translate(None, _HEX_DIGITS):
+            raise MalformedError("malformed chunked body: a chunk without a size")
+        size = int(digits, 16)
+        self.body_bytes += size
+        self._left = size + 2 if size else 0
+        self._in_trailers = not size
+        return False
+
+
+def render_answer(
+    status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, connection: bytes | None, head_only: bool
+) -> bytes:
+    """An answer of our own; ``connection`` is the value of its Connection header, ``head_only`` for HEAD."""
+    lines = [b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())]
+    lines += [b"%b: %b" % header for header in headers]
+    lines.append(b"Content-Length: %d" % len(body))
+    if connection is not None:
+        lines.append(b"Connection: " + connection)
+    return b"\r\n".join((*lines, b"", b"" if head_only else body))
+
+
+def error_body(message: str) -> bytes:
+    """``message`` as Triton words an error."""
+    return json.dumps({"error": message}, separators=(",", ":"), ensure_ascii=False).encode()
