@@ -84,7 +84,7 @@ class TestContract:
         assert leaving.stopping
         await backend.stop(replica_id)
         await eventually(lambda: _none(backend))
-        assert await backend.ending(replica_id) == "exit status 0", "told twice, forced never"
+        assert await backend.ending(replica_id) == "exit status 0: up", "told twice, forced never"
 
     async def test_stopping_what_is_gone_does_nothing(self, backend: ScalerBackend) -> None:
         await backend.stop("vision-never")
@@ -173,7 +173,7 @@ class TestLocal:
         await all_up(tmp_path)
         assert set(await backend.stop_all(limit_seconds=0.2)) == set(slow)
         assert await backend.stop_all(limit_seconds=10) == []
-        assert {await backend.ending(replica_id) for replica_id in slow} == {"exit status 0"}
+        assert {await backend.ending(replica_id) for replica_id in slow} == {"exit status 0: up"}
 
     async def test_those_that_drain_already_are_not_forced(self, local: MakeLocal, tmp_path: Path) -> None:
         first = local(drain=1.0)
@@ -182,7 +182,7 @@ class TestLocal:
         await first.stop(replica_id)
         assert await local(drain=1.0).stop_all(limit_seconds=10, draining=[replica_id]) == []
         await eventually(lambda: _none(first))
-        assert await first.ending(replica_id) == "exit status 0"
+        assert await first.ending(replica_id) == "exit status 0: up"
 
     async def test_the_interpreter_may_have_another_name(self, local: MakeLocal, tmp_path: Path) -> None:
         await local().start("vision")
