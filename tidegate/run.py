@@ -27,6 +27,10 @@ def main(argv: Sequence[str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    if arguments.role != "gateway":
+        # The Redis client loads the whole OpenTelemetry SDK wherever that is installed (Ray brings it): a tenth of a
+        # second of every cold start, and megabytes, for instruments that nobody reads here.
+        sys.modules.setdefault("opentelemetry", None)  # type: ignore[arg-type]
     return _ROLES[arguments.role](loaded, arguments)
 
 
