@@ -63,7 +63,9 @@ class LeaseKeeper:
                 away = False
             delay = self._lease_seconds / 3
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), min(delay, _RETRY_SECONDS) if away else delay)
+                # Not wait_for: until Python 3.12 it can lose a cancellation that meets a change.
+                async with asyncio.timeout(min(delay, _RETRY_SECONDS) if away else delay):
+                    await self._changed.wait()
 
     async def written(self, limit_seconds: float) -> bool:
         """Wait until the newest change is in the store, at most ``limit_seconds``; False when it is not."""

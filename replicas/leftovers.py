@@ -66,9 +66,9 @@ def sweep(run_dir: Path, *, shm: Path = Path("/dev/shm")) -> Swept:
 
     Takes some milliseconds; longer (at most two seconds for each) only where a process has to be killed.
     """
-    owners = {owner for _, owner in _marked_processes(run_dir)}
-    owners |= {owner for _, owner in _marked_files(run_dir, shm)}
-    owners |= {owner for _, owner in _marked_files(run_dir, run_dir / "replicas")}
+    owners = {owner for _, owner in marked_processes(run_dir)}
+    owners |= {owner for _, owner in marked_files(run_dir, shm)}
+    owners |= {owner for _, owner in marked_files(run_dir, run_dir / "replicas")}
     swept = Swept()
     for owner in owners:
         if _start_ticks(owner.pid) != owner.start_ticks:
@@ -87,7 +87,7 @@ def clear(run_dir: Path, owner: Owner, *, swept: Swept | None = None, shm: Path 
     deadline = time.monotonic() + _KILL_WAIT_SECONDS
     while time.monotonic() < deadline and processes_of(run_dir, owner):
         time.sleep(0.01)
-    for path, whose in _marked_files(run_dir, shm):
+    for path, whose in marked_files(run_dir, shm):
         if whose == owner:
             path.unlink(missing_ok=True)
             swept.files.append(path.name)
@@ -97,7 +97,7 @@ def clear(run_dir: Path, owner: Owner, *, swept: Swept | None = None, shm: Path 
 
 def processes_of(run_dir: Path, owner: Owner) -> list[int]:
     """The living processes of ``owner``'s Triton."""
-    return [pid for pid, whose in _marked_processes(run_dir) if whose == owner]
+    return [pid for pid, whose in marked_processes(run_dir) if whose == owner]
 
 
 def _installation(run_dir: Path) -> str:
@@ -106,7 +106,8 @@ def _installation(run_dir: Path) -> str:
     return f"tidegate_{digest[:10]}_"
 
 
-def _marked_processes(run_dir: Path) -> Iterator[tuple[int, Owner]]:
+def marked_processes(run_dir: Path) -> Iterator[tuple[int, Owner]]:
+    """Living processes of this installation's Tritons, with the owner that their mark names."""
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (owner := _owner_of_process(_installation(run_dir), entry)):
             yield int(entry), owner
@@ -128,7 +129,8 @@ def _owner_of_process(installation: str, pid: str) -> Owner | None:
     return None
 
 
-def _marked_files(run_dir: Path, directory: Path) -> Iterator[tuple[Path, Owner]]:
+def marked_files(run_dir: Path, directory: Path) -> Iterator[tuple[Path, Owner]]:
+    """Files of ``directory`` that carry a mark of this installation, with the owner that it names."""
     pattern = re.compile(rf"{_installation(run_dir)}(\d+)_(\d+)_")
     try:
         names = os.listdir(directory)
