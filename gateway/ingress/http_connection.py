@@ -5,6 +5,8 @@ A caller may send the next request before it has its answer; it is read no furth
 
 import asyncio
 import math
+import socket
+import struct
 from typing import Protocol, cast
 
 from gateway.ingress.http_exchange import Exchange
@@ -26,6 +28,8 @@ _AHEAD_LIMIT = 65536
 _DISCARD_LIMIT = 1048576
 #: How long a connection that ends with an error is still read: closed at once, the error might not arrive. Seconds.
 _LINGER_SECONDS = 2.0
+#: Value of SO_LINGER that makes closing a socket reset its connection.
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 #: Status, headers and body of an answer that is made here.
 OwnAnswer = tuple[int, list[tuple[bytes, bytes]], bytes]
@@ -250,6 +254,9 @@ class ClientConnection(asyncio.Protocol):
     def exchange_broken(self) -> None:
         self._exchange = None
         self._closing = True
+        # A reset, not an end of file: without a length in the answer, an end of file would make it look whole.
+        sock = self._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self._transport.abort()
 
     def _go_on(self) -> None:
