@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from redis.exceptions import ResponseError
+
 from stores.job_stream import JobStream
 from stores.membership import GatewayDirectory, ReplicaDirectory
 from stores.scaling import DecisionLog
@@ -72,10 +74,15 @@ async def read_snapshot(store: Store, pools: Iterable[str], queues: Iterable[str
     )
 
 
-async def connected_names(store: Store) -> frozenset[str]:
-    """Names of the connections the store has now; a process that uses the store has one under its own name."""
-    with store.errors():
-        clients = await store.redis.client_list()
+async def connected_names(store: Store) -> frozenset[str] | None:
+    """Names of the connections the store has now; a process that uses the store has one under its own name.
+
+    None where the store does not tell (a user without the right to ask)."""
+    try:
+        with store.errors():
+            clients = await store.redis.client_list()
+    except ResponseError:
+        return None
     return frozenset(str(client["name"]) for client in clients)
 
 

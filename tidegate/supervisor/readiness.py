@@ -49,6 +49,8 @@ async def _decisions(loaded: Loaded, store: Store) -> list[str]:
 
 async def _workers(store: Store, workers: tuple[str, ...]) -> list[str]:
     connected = await connected_names(store)
+    if connected is None:
+        return []  # it does not tell; a worker that cannot work ends, and that is seen
     missing = [name for name in workers if f"tidegate-{name}" not in connected]
     return [f"{', '.join(missing)} (not connected to the store yet)"] if missing else []
 
