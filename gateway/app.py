@@ -1,0 +1,262 @@
+"""The gateway as a Ray Serve application, and how one machine runs it.
+
+Serve owns placement, life cycle, health and the control API; the bytes of inference never pass its proxy: each
+instance opens the data plane's ports by itself.
+"""
+
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.data_plane import DataPlaneSettings, DataPlaneThread, PortTakenError
+from gateway.local_ray import prepare_environment, ray_is_alive, start_ray, stop_ray
+from gateway.settings import GatewaySettings
+from stores.settings import StoreSettings
+from wire.pools import PoolSettings
+from wire.queues import QueueSettings
+
+log = logging.getLogger(__name__)
+
+APPLICATION = "tidegate"
+#: Beyond the drain limit, for writing last errors and telling the store. Seconds.
+_DRAIN_MARGIN_SECONDS = 5.0
+#: How often the living parts are looked at while nothing happens. Seconds.
+_WATCH_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class LogTarget:
+    """Where and how instances log: as the process that started them does."""
+
+    stderr: str
+    level: int
+    formatter: logging.Formatter | None
+
+
+class GatewayInstance:
+    """One gateway instance: a Serve replica whose data plane lives in a thread beside Serve's own loop."""
+
+    async def __init__(self, settings: DataPlaneSettings, logs: LogTarget | None) -> None:  # type: ignore[misc]
+        """Open the data plane. Serve awaits constructors. Raises PortTakenError."""
+        from ray import serve
+
+        if logs is not None:
+            _log_to(logs)
+        self._plane = DataPlaneThread(settings, serve.get_replica_context().replica_id.unique_id)
+        await self._plane.open()
+
+    def check_health(self) -> None:
+        """Raises when the data plane has died; Serve then replaces this instance."""
+        self._plane.check()
+
+    async def __del__(self) -> None:
+        # Serve awaits this before it ends the process; it is the drain.
+        await self._plane.drain()
+
+
+def application(settings: DataPlaneSettings, queues: tuple[str, ...], logs: LogTarget | None = None) -> Any:
+    """The Serve application, for ``serve.run`` or a RayService."""
+    from ray import serve
+
+    def control() -> Any:
+        # Called in each instance: only there is FastAPI needed, and only there are there loops and connections.
+        from gateway.control import control_app
+
+        return control_app(settings.store, tuple(settings.pools), queues)
+
+    gateway = settings.gateway
+    deployment = serve.deployment(
+        name="gateway",
+        num_replicas=gateway.instances,
+        max_ongoing_requests=1000,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=gateway.drain_limit_seconds + _DRAIN_MARGIN_SECONDS,
+        graceful_shutdown_wait_loop_s=0.05,
+        health_check_period_s=5.0,
+        health_check_timeout_s=10.0,
+        max_constructor_retry_count=1,
+    )(serve.ingress(control)(GatewayInstance))
+    return deployment.bind(settings, logs)
+
+
+def run_gateway(
+    *,
+    settings: GatewaySettings,
+    store_settings: StoreSettings,
+    pools: Mapping[str, PoolSettings],
+    queues: Mapping[str, QueueSettings],
+    ray_dir: Path,
+) -> int:
+    """Start Ray, Serve and the gateway on this machine; returns the exit code when it has left.
+
+    The first SIGTERM or SIGINT drains, the second forces. Call it on the main thread. ``ray_dir`` is removed.
+    """
+    stop = _Stop()
+    stop.install()
+    code = 1
+    try:
+        _refuse_taken_ports(settings)
+        _start(DataPlaneSettings(settings, store_settings, dict(pools)), tuple(queues), ray_dir, stop)
+        _watch()
+    except PortTakenError as error:
+        log.error("event=gateway-failed error=%r", str(error))
+    except _Signalled:
+        code = _drain(settings.drain_limit_seconds, stop)
+    finally:
+        stop.ending = True
+        stop_ray(ray_dir)
+    return code
+
+
+class _Signalled(BaseException):
+    """A signal asks the gateway to leave."""
+
+
+class _Stop:
+    """The two signals: the first raises _Signalled where the main thread is, a later one stops waiting for anything."""
+
+    def __init__(self) -> None:
+        self.ending = False
+        self._asked = False
+        self.forced = threading.Event()
+
+    def install(self) -> None:
+        """Also after ``ray.init``, which installs a handler of its own."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, *_: object) -> None:
+        if self.ending:
+            return
+        if self._asked:
+            self.forced.set()
+            return
+        self._asked = True
+        raise _Signalled
+
+
+def _start(settings: DataPlaneSettings, queues: tuple[str, ...], ray_dir: Path, stop: _Stop) -> None:
+    """Ray, then Serve, then the application; raises PortTakenError and RuntimeError."""
+    began = time.monotonic()
+    prepare_environment(Path(__file__).resolve().parent.parent)
+    imports = threading.Thread(target=_import_ahead)
+    imports.start()
+    start_ray(ray_dir)
+    stop.install()
+    imports.join()
+    ray_up = time.monotonic()
+    from ray import serve
+
+    _quiet()
+    gateway = settings.gateway
+    serve.start(proxy_location="HeadOnly", http_options={"host": gateway.host, "port": gateway.control_port})
+    serve_up = time.monotonic()
+    try:
+        serve.run(application(settings, queues, _log_target()), name=APPLICATION, route_prefix="/")
+    except RuntimeError as error:
+        raise _plain(error) from error
+    log.info(
+        "event=gateway-ready seconds=%.2f ray_seconds=%.2f serve_seconds=%.2f application_seconds=%.2f",
+        time.monotonic() - began,
+        ray_up - began,
+        serve_up - ray_up,
+        time.monotonic() - serve_up,
+    )
+
+
+def _import_ahead() -> None:
+    """While Ray's processes start, this one would only wait for them."""
+    import ray.serve  # noqa: F401
+
+
+def _watch() -> None:
+    """Until a signal. Serve replaces instances and its own actors; if Ray itself has died, so does the gateway."""
+    while ray_is_alive():
+        time.sleep(_WATCH_SECONDS)
+    log.error("event=gateway-failed error='a process of Ray has ended'")
+
+
+def _drain(limit_seconds: float, stop: _Stop) -> int:
+    """Let every instance finish; 0, or 1 when a second signal or the limit came first."""
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized():
+        return 0
+    log.info("event=gateway-draining limit_seconds=%.1f", limit_seconds)
+    until = time.monotonic() + limit_seconds + 2 * _DRAIN_MARGIN_SECONDS
+    try:
+        serve.delete(APPLICATION, _blocking=False)
+        while APPLICATION in serve.status().applications:
+            if stop.forced.is_set() or time.monotonic() > until:
+                log.warning("event=gateway-forced")
+                return 1
+            time.sleep(0.05)
+    except Exception as error:  # noqa: BLE001 (whatever Serve raises while it goes away: we leave all the same)
+        log.warning("event=drain-failed error=%r", str(error))
+        return 1
+    return 0
+
+
+def _refuse_taken_ports(settings: GatewaySettings) -> None:
+    """Raises PortTakenError before anything is started.
+
+    Instances share their ports with SO_REUSEPORT, so a foreign program with that option would go unnoticed, and Serve
+    would notice a taken port only after ten seconds. A bind without it tells at once.
+    """
+    for key in ("http_port", "grpc_port", "metrics_port", "control_port"):
+        port = getattr(settings, key)
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((settings.host, port))
+            except OSError as error:
+                raise PortTakenError(f"gateway.{key}: port {port} on {settings.host}: {error.strerror}") from error
+
+
+def _plain(error: RuntimeError) -> Exception:
+    """Serve's report of a failed deployment as the one sentence in it that matters."""
+    for line in str(error).splitlines():
+        _, found, sentence = line.partition(f"{PortTakenError.__name__}: ")
+        if found:
+            return PortTakenError(sentence.strip())
+    return error
+
+
+def _log_target() -> LogTarget:
+    # Instances open the same file again; unless every writer appends, they overwrite each other.
+    stderr = sys.stderr.fileno()
+    fcntl.fcntl(stderr, fcntl.F_SETFL, fcntl.fcntl(stderr, fcntl.F_GETFL) | os.O_APPEND)
+    root = logging.getLogger()
+    formatter = root.handlers[0].formatter if root.handlers else None
+    return LogTarget(f"/proc/{os.getpid()}/fd/{stderr}", root.level, formatter)
+
+
+def _log_to(target: LogTarget) -> None:
+    """Write this instance's log lines where its starter writes; Ray's own file for them is where that is elsewhere."""
+    try:
+        stream = open(target.stderr, "a", buffering=1)  # noqa: SIM115 (open as long as the process lives)
+    except OSError:
+        return
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(target.formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(target.level)
+    _quiet()
+
+
+def _quiet() -> None:
+    """Ray and Serve tell in long words what we say in short ones."""
+    for name in ("ray", "ray.serve", "uvicorn", "asyncio"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,0 +1,65 @@
+"""The few bytes of protobuf that routing needs: a string field of a message, without decoding the rest.
+
+Tensors are never looked at. In every request message of the protocol that names a model, the name is field 1.
+"""
+
+_LENGTH_DELIMITED = 2
+#: Bytes that a field of each fixed-size wire type takes.
+_FIXED_BYTES = {1: 8, 5: 4}
+
+
+def first_string(message: bytes, number: int) -> str | None:
+    """The string in field ``number``, read from the front of ``message``; None if it is not there before the first
+    thing that cannot be read. As in any protobuf reader the last one wins, as far as fields come in order."""
+    found: str | None = None
+    at = 0
+    try:
+        while at < len(message):
+            tag, at = _varint(message, at)
+            field, wire_type = tag >> 3, tag & 7
+            if field > number:
+                break  # encoders write fields in order: nothing of interest follows, only tensors
+            if wire_type == _LENGTH_DELIMITED:
+                length, at = _varint(message, at)
+                if at + length > len(message):
+                    break
+                if field == number:
+                    found = message[at : at + length].decode()
+                at += length
+            elif wire_type == 0:
+                _, at = _varint(message, at)
+            else:
+                at += _FIXED_BYTES[wire_type]
+    except (IndexError, KeyError, UnicodeDecodeError):
+        pass
+    return found
+
+
+def bytes_field(number: int, value: bytes) -> bytes:
+    """A string or bytes field."""
+    return bytes([number << 3 | _LENGTH_DELIMITED]) + _encode_varint(len(value)) + value
+
+
+#: An embedded message is encoded as its bytes are.
+nested_field = bytes_field
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """A varint and the place behind it. Raises IndexError at the end of ``message`` or when it is too long."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise IndexError("a varint has at most ten bytes")
+
+
+def _encode_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

@@ -1,0 +1,151 @@
+"""Ray on this machine, as small and as quick as one Serve application allows, and gone without a trace afterwards.
+
+``ray.init`` also starts a dashboard server, a cluster autoscaler and a log monitor, even where each is of no use
+(``include_dashboard=False`` still starts the server, for usage reports). They cost some 300 MB and two seconds, so a
+subclass of Ray's own node leaves them out. That reaches into Ray's private modules, which is why Ray is pinned to one
+minor version and why nothing else does it.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+#: Serve and its actors exchange small messages; tensors never enter Ray. Bytes.
+_OBJECT_STORE_BYTES = 80 * 2**20
+#: Ray's processes get this long to end by themselves. Seconds.
+_END_SECONDS = 3.0
+
+#: Read by Ray's processes when they start. Nothing calls home; nothing is collected that nobody reads.
+_RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
+
+
+def prepare_environment(import_root: Path) -> None:
+    """What Ray's processes shall inherit: its switches, and where our packages are found."""
+    environment = os.environ  # noqa: TID251 (the only way to hand these to Ray's processes)
+    environment.update(_RAY_ENVIRONMENT)
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if str(import_root) not in paths:
+        environment["PYTHONPATH"] = os.pathsep.join([str(import_root), *paths])
+
+
+def start_ray(ray_dir: Path) -> None:
+    """Start Ray with its sockets and logs in ``ray_dir`` and connect to it. Call it on the main thread: the kernel
+    ends Ray's processes when the thread that started them ends."""
+    import ray
+
+    with _lean_node():
+        ray.init(
+            address="local",
+            num_cpus=0,  # no idle workers are started ahead; the actors of Serve and ours ask for no CPU
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(ray_dir),
+        )
+
+
+def ray_is_alive() -> bool:
+    """False when one of Ray's own processes has ended."""
+    import ray
+    from ray._private import worker
+
+    node = worker._global_node
+    return bool(ray.is_initialized() and node is not None and not node.dead_processes())
+
+
+def stop_ray(ray_dir: Path) -> None:
+    """End Ray, every process it started and its files. For what does not end by itself: SIGKILL."""
+    import ray
+
+    family = descendants(os.getpid())
+    with contextlib.suppress(Exception):
+        ray.shutdown()
+    end_processes(family, patience_seconds=_END_SECONDS)
+    shutil.rmtree(ray_dir, ignore_errors=True)
+
+
+def descendants(pid: int) -> dict[int, int]:
+    """Every living descendant of ``pid`` with its start time in clock ticks: together they name a process for good."""
+    children: dict[int, list[tuple[int, int]]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            stat = _stat(int(entry.name))
+            if stat is not None:
+                children.setdefault(stat[0], []).append((int(entry.name), stat[1]))
+    found: dict[int, int] = {}
+    queue = [pid]
+    while queue:
+        for child, started in children.get(queue.pop(), []):
+            found[child] = started
+            queue.append(child)
+    return found
+
+
+def end_processes(family: dict[int, int], *, patience_seconds: float) -> None:
+    """Wait for these processes to end, then SIGKILL those that are still the ones they were."""
+    until = time.monotonic() + patience_seconds
+    left = family
+    while left and time.monotonic() < until:
+        left = {pid: started for pid, started in left.items() if _is_alive(pid, started)}
+        time.sleep(0.02)
+    for pid, started in left.items():
+        if _is_alive(pid, started):
+            log.warning("event=ray-process-killed pid=%d", pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    while any(_is_alive(pid, started) for pid, started in left.items()) and time.monotonic() < until + 1:
+        time.sleep(0.02)
+
+
+def _is_alive(pid: int, started: int) -> bool:
+    stat = _stat(pid)
+    return stat is not None and stat[1] == started
+
+
+def _stat(pid: int) -> tuple[int, int] | None:
+    """Parent and start time of a process; None for one that is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == b"Z" else (int(fields[1]), int(fields[19]))
+
+
+@contextlib.contextmanager
+def _lean_node() -> Iterator[None]:
+    """Inside, Ray starts the processes it cannot do without, and no others."""
+    from ray._private import node
+
+    class LeanNode(node.Node):
+        def start_api_server(self, **_: Any) -> None:
+            self._webui_url = ""
+
+        def start_monitor(self) -> None:
+            """Machines are not Ray's to start."""
+
+        def start_log_monitor(self) -> None:
+            """The instances write to our own standard error."""
+
+    full = node.Node
+    setattr(node, "Node", LeanNode)  # noqa: B010 (a class cannot be assigned to under mypy)
+    try:
+        yield
+    finally:
+        setattr(node, "Node", full)  # noqa: B010
