@@ -7,10 +7,10 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replicas import leftovers, sockets
 from replicas.addresses import AttachAddresses, port_of
@@ -22,10 +22,11 @@ from replicas.selfcheck import SelfCheckFailed, check_known_answer
 from replicas.server import AttachedTriton, LaunchedTriton, TritonEnded, TritonServer
 from replicas.triton import Triton, TritonRefused, TritonUnreachable
 from replicas.wheel import CannotLaunch
-from stores.membership import CatalogueStore
-from stores.store import Store
 from wire.membership import ReplicaLease, ReplicaState, StartStage
 from wire.pools import LoadMode, PoolSettings
+
+if TYPE_CHECKING:
+    from stores.store import Store  # imported at run time by whoever makes it, while Triton comes up
 
 __all__ = ["AttachAddresses", "run_replica"]
 
@@ -46,7 +47,7 @@ async def run_replica(
     settings: PoolSettings,
     repository: Path,
     run_dir: Path,
-    store: Store,
+    store: "Store | Callable[[], Store]",
     replica_id: str,
     attach: AttachAddresses | None,
     lifeline_fd: int | None,
@@ -54,16 +55,18 @@ async def run_replica(
     """Run one replica of ``pool`` until it is told to leave (SIGTERM, SIGINT, or the end of ``lifeline_fd``).
 
     ``repository`` is the pool's Triton model repository, laid out; ``run_dir`` this installation's folder for what
-    replicas need while they live. With ``attach`` the Triton there is used, else one is launched. Must be called in
-    the main thread of a process of its own. Returns the exit code: 0 when it left in order, 1 when it could not start
-    or its Triton died.
+    replicas need while they live. ``store`` may be a function that makes it (and imports its driver); it is called in
+    a thread while Triton comes up, and its store closed at the end. With ``attach`` the Triton there is used, else one
+    is launched. Must be called in the main thread of a process of its own. Returns the exit code: 0 when it left in
+    order, 1 when it could not start or its Triton died.
     """
     stop = StopRequests()
     stop.listen(lifeline_fd)
     first = ReplicaLease(id=replica_id, pool=pool, state=ReplicaState.STARTING, pid=os.getpid(), waiting_for="Triton")
     lease = LeaseKeeper(store, first, settings.replica.lease_seconds)
-    replica = _Replica(pool, settings, repository, run_dir, store, lease, stop)
+    replica = _Replica(pool, settings, repository, run_dir, lease, stop)
     keeping = asyncio.create_task(lease.keep())
+    keeping.add_done_callback(lambda task: _leave_unless_cancelled(task, stop))
     try:
         return await replica.live(replica_id, attach)
     finally:
@@ -79,12 +82,11 @@ class _Replica:
         settings: PoolSettings,
         repository: Path,
         run_dir: Path,
-        store: Store,
         lease: LeaseKeeper,
         stop: StopRequests,
     ) -> None:
         self._pool, self._settings, self._repository, self._run_dir = pool, settings, repository, run_dir
-        self._store, self._lease, self._stop = store, lease, stop
+        self._lease, self._stop = lease, stop
         self._models = [model.name for model in settings.models if model.load is LoadMode.PRELOAD]
         self._stages: list[StartStage] = []
 
@@ -101,12 +103,13 @@ class _Replica:
                 _log.error("leaving: %s", cause)
                 return 1
             await self._drain(server)
+            await server.stop(self._stop.forced)
             return 0
         except StartFailed as error:
-            await server.stop(self._stop.forced)
+            server.kill()  # nothing can be in flight on it
             return await self._fail(str(error))
         finally:
-            await server.stop(self._stop.forced)
+            server.kill()
 
     def _server(self, replica_id: str, attach: AttachAddresses | None) -> TritonServer:
         if attach is not None:
@@ -153,11 +156,10 @@ class _Replica:
     async def _warm(self, server: TritonServer) -> None:
         """Load every model and check the known answer, all at once; give up as soon as one fails or Triton dies."""
         triton = Triton(server.addresses)
-        self._waiting = [*self._models, *(["the self-check"] if server.checks_itself else [])]
+        self._waiting = [*self._models, *(["the self-check"] if server.check_mark else [])]
         self._tell_waiting()
-        work = [asyncio.create_task(self._load(triton, model)) for model in self._models]
-        if server.checks_itself:
-            work.append(asyncio.create_task(self._check(triton)))
+        check = [self._check(triton, server.check_mark)] if server.check_mark else []
+        work = [asyncio.create_task(each) for each in (*check, *(self._load(triton, model) for model in self._models))]
         ended = asyncio.create_task(server.ended())
         loaded = asyncio.gather(*work)
         first: set[asyncio.Future[Any]] = {loaded, ended}
@@ -187,10 +189,10 @@ class _Replica:
                     raise StartFailed(f"model '{model}' was loaded and is not ready")
         self._no_longer_waiting(model)
 
-    async def _check(self, triton: Triton) -> None:
+    async def _check(self, triton: Triton, mark: str) -> None:
         async with self._stage("self-check"):
             try:
-                await check_known_answer(triton)
+                await check_known_answer(triton, mark)
             except SelfCheckFailed as error:
                 raise StartFailed(str(error)) from error
         self._no_longer_waiting("the self-check")
@@ -198,7 +200,7 @@ class _Replica:
     async def _serve(self, server: TritonServer) -> str | None:
         """Serve until asked to leave (None) or Triton is gone (how)."""
         catalogue = asyncio.create_task(
-            publish_catalogue(Triton(server.addresses), CatalogueStore(self._store), self._pool, self._models)
+            publish_catalogue(Triton(server.addresses), self._lease.store, self._pool, self._models)
         )
         ended, asked = asyncio.create_task(server.ended()), asyncio.create_task(self._stop.asked.wait())
         try:
@@ -262,3 +264,10 @@ class _Replica:
 
 def _shown(addresses: AttachAddresses) -> dict[str, str | None]:
     return {"http_address": addresses.http, "grpc_address": addresses.grpc, "metrics_address": addresses.metrics}
+
+
+def _leave_unless_cancelled(keeping: "asyncio.Task[None]", stop: StopRequests) -> None:
+    """A replica that cannot keep its lease for a fault of ours would serve unseen: better it leaves."""
+    if not keeping.cancelled():
+        _log.error("the lease can no longer be kept", exc_info=keeping.exception())
+        stop.ask("its lease can no longer be kept")

@@ -3,20 +3,29 @@
 import asyncio
 import base64
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from replicas.triton import Triton, TritonRefused, TritonUnreachable
-from stores.membership import CatalogueStore
 from wire.errors import TidegateError
 from wire.membership import Catalogue, ModelCatalogue
+
+if TYPE_CHECKING:
+    from stores.membership import CatalogueStore
+    from stores.store import Store
 
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
 
 
-async def publish_catalogue(triton: Triton, catalogues: CatalogueStore, pool: str, models: Sequence[str]) -> None:
+async def publish_catalogue(
+    triton: Triton, store: "Callable[[], Awaitable[Store]]", pool: str, models: Sequence[str]
+) -> None:
     """Bring the stored catalogue of ``pool`` up to date; tried until the store takes it."""
+    from stores.membership import CatalogueStore
+
+    catalogues = CatalogueStore(await store())
     while True:
         try:
             await _publish(triton, catalogues, pool, models)
@@ -28,7 +37,7 @@ async def publish_catalogue(triton: Triton, catalogues: CatalogueStore, pool: st
             return
 
 
-async def _publish(triton: Triton, catalogues: CatalogueStore, pool: str, models: Sequence[str]) -> None:
+async def _publish(triton: Triton, catalogues: "CatalogueStore", pool: str, models: Sequence[str]) -> None:
     server = (await triton.server_metadata()).decode()
     metadata = {model: (await triton.model_metadata(model)).decode() for model in models}
     configs = {model: (await triton.model_config(model)).decode() for model in models}

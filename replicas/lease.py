@@ -1,15 +1,21 @@
-"""Keeping the replica's lease: every change at once, renewed in time, rejoined after the store was away."""
+"""Keeping the replica's lease: every change at once, renewed in time, rejoined after the store was away.
+
+The store's driver takes as long to import as Triton to come up, so both happen at once: the store may come later
+than the first change of the lease.
+"""
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stores.membership import ReplicaDirectory
-from stores.store import Store
 from wire.errors import TidegateError
 from wire.membership import ReplicaLease, ReplicaState
+
+if TYPE_CHECKING:
+    from stores.store import Store
 
 _log = logging.getLogger(__name__)
 
@@ -20,9 +26,9 @@ _LEAVE_SECONDS = 2.0
 class LeaseKeeper:
     """The one writer of a replica's lease."""
 
-    def __init__(self, store: Store, lease: ReplicaLease, lease_seconds: float) -> None:
-        self._store = store
-        self._directory = ReplicaDirectory(store)
+    def __init__(self, store: "Store | Callable[[], Store]", lease: ReplicaLease, lease_seconds: float) -> None:
+        self._made_by = store if callable(store) else None
+        self._connected = asyncio.ensure_future(asyncio.to_thread(_connect, store))
         self._lease = lease
         self._lease_seconds = lease_seconds
         self._changed = asyncio.Event()
@@ -35,6 +41,10 @@ class LeaseKeeper:
     @property
     def lease(self) -> ReplicaLease:
         return self._lease
+
+    async def store(self) -> "Store":
+        """The store, as soon as its driver is imported."""
+        return await asyncio.shield(self._connected)
 
     def change(self, **fields: Any) -> None:
         """Change fields of the lease; it is written and announced as soon as the store takes it."""
@@ -79,19 +89,34 @@ class LeaseKeeper:
         return True
 
     async def leave(self) -> None:
-        """End the lease now; when the store is away it ends by itself."""
+        """End the lease now; when the store is away it ends by itself. Closes a store that was made for us."""
+        from stores.membership import ReplicaDirectory
+
         with suppress(TidegateError, TimeoutError):
             async with asyncio.timeout(_LEAVE_SECONDS):
-                await self._directory.leave(self._lease.pool, self._lease.id)
+                await ReplicaDirectory(await self.store()).leave(self._lease.pool, self._lease.id)
+        if self._made_by is not None:
+            await (await self.store()).close()
 
     async def _write(self, *, announce: bool) -> None:
+        from stores.membership import ReplicaDirectory
+
+        store = await self.store()
         if self._store_offset is None:
-            self._store_offset = await self._store.now() - time.monotonic()
+            self._store_offset = await store.now() - time.monotonic()
         version = self._version
         dates = {
             "started_at": self._store_offset + self._started,
             "ready_at": None if self._ready is None else self._store_offset + self._ready,
         }
-        await self._directory.renew(self._lease.model_copy(update=dates), self._lease_seconds, announce=announce)
+        lease = self._lease.model_copy(update=dates)
+        await ReplicaDirectory(store).renew(lease, self._lease_seconds, announce=announce)
         self._written_version = version
         self._written.set()
+
+
+def _connect(store: "Store | Callable[[], Store]") -> "Store":
+    """Runs in a thread: imports what a lease needs of the stores."""
+    import stores.membership  # noqa: F401 - here, so that it costs the event loop nothing later
+
+    return store() if callable(store) else store

@@ -5,6 +5,7 @@ process id and start time:
 
     processes   tritonserver and Python stubs have the mark in their command line
     /dev/shm    shared-memory regions have it as prefix of their name
+    /tmp        the model of the self-check, in a directory that Triton made, has it in its first line
     <run_dir>/replicas/<mark>/   the directory that Triton runs from
 
 So nobody has to keep a record that a hard kill could lose: a mark whose agent no longer lives is a leftover. The
@@ -69,6 +70,7 @@ def sweep(run_dir: Path, *, shm: Path = Path("/dev/shm")) -> Swept:
     owners = {owner for _, owner in marked_processes(run_dir)}
     owners |= {owner for _, owner in marked_files(run_dir, shm)}
     owners |= {owner for _, owner in marked_files(run_dir, run_dir / "replicas")}
+    owners |= {owner for _, owner in _marked_models(run_dir)}
     swept = Swept()
     for owner in owners:
         if _start_ticks(owner.pid) != owner.start_ticks:
@@ -91,6 +93,9 @@ def clear(run_dir: Path, owner: Owner, *, swept: Swept | None = None, shm: Path 
         if whose == owner:
             path.unlink(missing_ok=True)
             swept.files.append(path.name)
+    for directory, whose in _marked_models(run_dir):
+        if whose == owner:
+            shutil.rmtree(directory, ignore_errors=True)
     shutil.rmtree(replica_dir(run_dir, owner), ignore_errors=True)
     return swept
 
@@ -139,6 +144,18 @@ def marked_files(run_dir: Path, directory: Path) -> Iterator[tuple[Path, Owner]]
     for name in names:
         if found := pattern.match(name):
             yield directory / name, Owner(int(found[1]), int(found[2]))
+
+
+def _marked_models(run_dir: Path) -> Iterator[tuple[Path, Owner]]:
+    pattern = re.compile(rf"# {_installation(run_dir)}(\d+)_(\d+)_")
+    for model in Path("/tmp").glob("folder??????/1/model.py"):
+        try:
+            with model.open(encoding="utf-8") as file:
+                first = file.readline(200)
+        except (OSError, UnicodeDecodeError):
+            continue  # another user's, or just removed
+        if found := pattern.match(first):
+            yield model.parent.parent, Owner(int(found[1]), int(found[2]))
 
 
 def _kill(run_dir: Path, pid: int, owner: Owner) -> bool:

@@ -40,8 +40,8 @@ class TritonServer(Protocol):
     """What the agent needs of its Triton, however it came to be."""
 
     addresses: AttachAddresses
-    checks_itself: bool
-    """Whether the known-answer check belongs to this Triton's start."""
+    check_mark: str | None
+    """The replica's mark where the known-answer check belongs to this Triton's start; None where it does not."""
 
     async def answers(self) -> None:
         """Return when Triton answers. Raises CannotLaunch or TritonEnded."""
@@ -50,7 +50,10 @@ class TritonServer(Protocol):
         """Return when Triton is gone: one sentence that says how."""
 
     async def stop(self, forced: asyncio.Event) -> None:
-        """End it and clear away all it had; at once when ``forced`` is set. Does nothing to an attached one."""
+        """Let it end and clear away all it had; at once when ``forced`` is set. Does nothing to an attached one."""
+
+    def kill(self) -> None:
+        """End it now and clear away all it had; may block for a moment. Does nothing to an attached one."""
 
 
 class LaunchedTriton:
@@ -71,7 +74,8 @@ class LaunchedTriton:
         self._directory = leftovers.replica_dir(run_dir, self._owner)
         self._log_path = _log_path(run_dir, replica_id)
         on_path = shutil.which("tritonserver")
-        self.checks_itself = on_path is None
+        self._mark = leftovers.mark(run_dir, self._owner)
+        self.check_mark = None if on_path else self._mark
         self._arguments = self._installed(on_path) if on_path else self._from_wheel()
         self._log_start = 0
         self._spawn()
@@ -111,7 +115,7 @@ class LaunchedTriton:
         self._handle = os.pidfd_open(self._process.pid)
 
     def _options(self) -> list[str]:
-        memory, prefix = self._settings.memory, leftovers.mark(self._run_dir, self._owner)
+        memory = self._settings.memory
         options = [
             f"--model-repository={self._repository}",
             "--model-control-mode=explicit",
@@ -121,7 +125,7 @@ class LaunchedTriton:
             f"--exit-timeout-secs={_EXIT_SECONDS}",
             "--rate-limit=execution_count",
             f"--pinned-memory-pool-byte-size={memory.pinned_pool_bytes}",
-            f"--backend-config=python,shm-region-prefix-name={prefix}",
+            f"--backend-config=python,shm-region-prefix-name={self._mark}",
             f"--backend-config=python,shm-default-byte-size={memory.shm_default_bytes}",
         ]
         for name, port in zip(("http", "grpc", "metrics"), self._ports, strict=True):
@@ -162,7 +166,6 @@ class LaunchedTriton:
         self.kill()
 
     def kill(self) -> None:
-        """End all of it now. Blocks for a moment."""
         # The group outlives its leader as long as a stub is in it, so its number cannot be another's yet.
         if self._process.returncode is None or leftovers.processes_of(self._run_dir, self._owner):
             with suppress(ProcessLookupError):  # all of it is gone
@@ -174,7 +177,7 @@ class LaunchedTriton:
 class AttachedTriton:
     """A Triton that somebody else runs, as in a pod of two containers. It is never stopped from here."""
 
-    checks_itself = False
+    check_mark: str | None = None
     _look_seconds = 1.0
     _missed_looks = 3
 
@@ -194,6 +197,9 @@ class AttachedTriton:
 
     async def stop(self, forced: asyncio.Event) -> None:
         del forced
+
+    def kill(self) -> None:
+        pass
 
 
 def _die_with_parent() -> Callable[[], None]:
