@@ -17,9 +17,10 @@ from gateway.ingress.http_wire import (
     Request,
     RequestParser,
     error_body,
+    read_request,
     render_answer,
 )
-from gateway.ingress.upstream import is_established
+from gateway.ingress.upstream import watch_peer
 from wire.errors import ERROR_KIND_HEADER, ErrorKind, TidegateError
 
 #: What a caller may send ahead of its turn. Bytes.
@@ -76,6 +77,7 @@ class ClientConnection(asyncio.Protocol):
         "_service",
         "_since",
         "_transport",
+        "_watch",
         "_working",
         "write_paused",
     )
@@ -103,6 +105,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no asyncio.Transport by class, only by what they do.
         self._transport = cast("asyncio.Transport", transport)
+        self._watch = watch_peer(transport, for_data=False)
         self._service.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -140,22 +143,27 @@ class ClientConnection(asyncio.Protocol):
         """Serve the requests in ``data`` until one is under way or incomplete."""
         self._working = True
         while data and self._exchange is None and not self._body_left and not self._closing:
-            parser = self._parser or RequestParser(self._service.header_limit_bytes)
             try:
-                found = parser.feed(data)
+                found = self._read_head(data)
             except MalformedError as error:
                 self._refuse_malformed(str(error))
                 break
-            if found is None:
-                if self._parser is None:
-                    self._parser = parser
-                    self._since = self._loop.time()
-                data = b""
-            else:
-                self._parser = None
-                data = self._begin(*found)
+            data = b"" if found is None else self._begin(*found)
         self._rest = data
         self._working = False
+
+    def _read_head(self, data: bytes) -> tuple[Request, bytes] | None:
+        """The next request and what comes after its head, or None while that is incomplete. Raises MalformedError."""
+        if self._parser is None:
+            found = read_request(data, self._service.header_limit_bytes)
+            if found is not None:
+                return found
+            self._parser = RequestParser(self._service.header_limit_bytes)
+            self._since = self._loop.time()
+        found = self._parser.feed(data)
+        if found is not None:
+            self._parser = None
+        return found
 
     def _begin(self, request: Request, data: bytes) -> bytes:
         """Answer a request or send it on its way; returns what of ``data`` comes after it."""
@@ -327,7 +335,7 @@ class ClientConnection(asyncio.Protocol):
         """Called now and then (``now``: loop time): end what has been idle, or closing, for too long."""
         if self._exchange is not None:
             # A connection that is not read does not tell that its peer is gone.
-            if self._reading_paused and not is_established(self._transport):
+            if self._reading_paused and not self._transport.is_closing() and self._watch.poll(0):
                 self._transport.abort()
         elif self._linger_until is not None and now > self._linger_until:
             self._transport.abort()

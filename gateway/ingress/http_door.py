@@ -167,7 +167,7 @@ class HttpDoor:
             if own is not None:
                 return own
         head = RequestHead(asked.model, _deadline(request.timeout_ms, self._loop.time()), request.job)
-        return Exchange(request, head, pool, caller=caller, upstreams=self.upstreams, ledger=self)
+        return Exchange(request, head, pool, caller=caller, upstreams=self.upstreams, ledger=self, loop=self._loop)
 
     def count(
         self, pool: str | None, status: int, own_error: ErrorKind | None, *, held_seconds: float, since: float

@@ -95,8 +95,9 @@ class Exchange:
         caller: Caller,
         upstreams: Upstreams,
         ledger: Ledger,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._request = request
         self._head = head
         self._pool = pool

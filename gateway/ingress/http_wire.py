@@ -5,6 +5,7 @@ Bodies are never held here: what arrives is passed on, and only its end is found
 
 import json
 from collections.abc import Iterable
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
@@ -32,10 +33,34 @@ _CHUNK_LINE_LIMIT = 4096
 _TRAILER_LIMIT = 16384
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
 _HEX_LIMIT = 15
+#: Heads up to this length are remembered with what they mean. Bytes.
+_REMEMBERED_LENGTH = 2048
 
 
 class MalformedError(Exception):
     """Bytes that are not the HTTP they should be. The message is one sentence about what is wrong."""
+
+
+def read_request(data: bytes, limit_bytes: int) -> "tuple[Request, bytes] | None":
+    """The request whose whole head ``data`` starts with, and the bytes after its head; None where it does not.
+
+    Raises MalformedError as :class:`RequestParser` does, which reads what this function does not.
+    """
+    end = data.find(_END_OF_HEAD) + 4
+    if not 4 <= end <= limit_bytes:
+        return None
+    head = data[:end]
+    request = _remembered(head) if end <= _REMEMBERED_LENGTH else _parse(head)
+    return None if request is None else (request, data[end:])
+
+
+def _parse(head: bytes) -> "Request | None":
+    found = RequestParser(len(head)).feed(head)
+    return None if found is None else found[0]
+
+
+#: A caller's heads are mostly the same from request to request, and what one means depends on its bytes alone.
+_remembered = lru_cache(maxsize=1024)(_parse)
 
 
 class RequestParser:
@@ -95,7 +120,7 @@ class RequestParser:
 
 
 class Request:
-    """The head of a request.
+    """The head of a request; never changed, as equal heads share it.
 
     ``body_bytes`` is the length of its body, or CHUNKED; ``timeout_ms`` the text of TIMEOUT_HEADER, if it came;
     ``upstream_head`` the head as it is sent on.
@@ -165,7 +190,10 @@ class Request:
 
 
 class AnswerHead:
-    """The head of an answer. ``body_bytes`` is the length of its body, CHUNKED or UNTIL_CLOSE."""
+    """The head of an answer; never changed, as equal heads share it.
+
+    ``body_bytes`` is the length of its body, CHUNKED or UNTIL_CLOSE.
+    """
 
     __slots__ = ("body_bytes", "keep_alive", "raw", "status")
 

@@ -5,8 +5,9 @@ So a connection carries one request at once, and is closed when its replica drai
 """
 
 import asyncio
-import socket
+import select
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Protocol, cast
 
 from gateway.ingress.http_wire import CHUNKED, UNTIL_CLOSE, AnswerHead, ChunkScanner, MalformedError
@@ -15,20 +16,20 @@ from wire.membership import ReplicaLease, ReplicaState
 
 #: Longest head of an answer. Bytes.
 _ANSWER_HEAD_LIMIT = 262144
-_TCP_ESTABLISHED = 1
+#: The peer will send nothing more. Where the system does not know the word, only a reset is seen.
+_HANG_UP: int = getattr(select, "POLLRDHUP", 0)
+#: Heads up to this length are remembered with what they mean: a model's answers mostly start alike. Bytes.
+_REMEMBERED_LENGTH = 1024
+
+_remembered = lru_cache(maxsize=512)(AnswerHead)
 
 
-def is_established(transport: asyncio.BaseTransport) -> bool:
-    """False when the peer has closed the connection, even if the event loop has not been told yet."""
-    sock = transport.get_extra_info("socket")
-    if transport.is_closing() or sock is None:
-        return False
-    try:
-        # The first byte of the kernel's record of a connection is its state.
-        info: bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-    except OSError:
-        return False
-    return info[0] == _TCP_ESTABLISHED
+def watch_peer(transport: asyncio.BaseTransport, *, for_data: bool) -> select.poll:
+    """Something whose ``poll(0)`` tells at once, whatever the event loop has been told yet, that the peer has
+    closed the connection or, ``for_data``, has sent something. Not to be asked once the transport is closing."""
+    watch = select.poll()
+    watch.register(transport.get_extra_info("socket").fileno(), _HANG_UP | (select.POLLIN if for_data else 0))
+    return watch
 
 
 class AnswerListener(Protocol):
@@ -63,6 +64,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_reading_paused",
         "_scanner",
         "_spoiled",
+        "_watch",
         "address",
         "idle_since",
         "replica_id",
@@ -111,6 +113,10 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self.transport.abort()
 
+    def is_idle(self) -> bool:
+        """False when the replica has closed the connection, or said something that nobody asked for."""
+        return not self.transport.is_closing() and not self._watch.poll(0)
+
     def set_reading(self, *, wanted: bool) -> None:
         """Back-pressure: stop or go on reading the answer."""
         if wanted == self._reading_paused and not self.transport.is_closing():
@@ -125,6 +131,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no asyncio.Transport by class, only by what they do.
         self.transport = cast("asyncio.Transport", transport)
+        self._watch = watch_peer(transport, for_data=True)
 
     def data_received(self, data: bytes) -> None:
         if self._listener is None:
@@ -168,7 +175,8 @@ class UpstreamConnection(asyncio.Protocol):
                     raise MalformedError("the head of the replica's answer does not end")
                 self._buffer = buffer
                 return
-            head = AnswerHead(buffer[: end + 4])
+            raw = buffer[: end + 4]
+            head = _remembered(raw) if end < _REMEMBERED_LENGTH else AnswerHead(raw)
             buffer = buffer[end + 4 :]
             if head.status >= 200:
                 break
@@ -222,7 +230,9 @@ class Upstreams:
         self._idle_seconds = idle_seconds
         self.answer_limit_bytes = answer_limit_bytes
         self._idle: dict[str, list[UpstreamConnection]] = {}
-        self._ready: dict[str, dict[str, str | None]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._ready: dict[str, dict[str, str]] = {}
+        self._address_of: dict[str, str] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         for pool in self._pools:
             pool.subscribe(self._on_membership)
@@ -233,14 +243,14 @@ class Upstreams:
         idle = self._idle.get(lease.id)
         while idle:
             connection = idle.pop()
-            if connection.address == lease.http_address and is_established(connection.transport):
+            if connection.address == lease.http_address and connection.is_idle():
                 return connection
             connection.transport.abort()
         return None
 
     def connect(self, lease: ReplicaLease, then: Callable[[UpstreamConnection | None], None]) -> None:
         """Open a connection and call ``then`` with it, or with None when the replica cannot be reached."""
-        task = asyncio.get_running_loop().create_task(self._connect(lease, then))
+        task = self._loop.create_task(self._connect(lease, then))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
@@ -250,10 +260,9 @@ class Upstreams:
         host, _, port = address.rpartition(":")
         if host and port.isdigit():
             made = UpstreamConnection(self, lease.id, address)
-            loop = asyncio.get_running_loop()
             try:
                 async with asyncio.timeout(self._connect_timeout_seconds):
-                    await loop.create_connection(lambda: made, host.strip("[]"), int(port))
+                    await self._loop.create_connection(lambda: made, host.strip("[]"), int(port))
                 connection = made
             except (OSError, TimeoutError):
                 connection = None
@@ -263,11 +272,16 @@ class Upstreams:
         """Keep a connection for the next request, if its replica still takes requests at that address."""
         if connection.transport.is_closing():
             return
-        if all(ready.get(connection.replica_id) != connection.address for ready in self._ready.values()):
+        replica_id = connection.replica_id
+        if self._address_of.get(replica_id) != connection.address:
             connection.transport.close()
             return
-        connection.idle_since = asyncio.get_running_loop().time()
-        self._idle.setdefault(connection.replica_id, []).append(connection)
+        connection.idle_since = self._loop.time()
+        idle = self._idle.get(replica_id)
+        if idle is None:
+            self._idle[replica_id] = [connection]
+        else:
+            idle.append(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:
         """It is closed: nobody may get it."""
@@ -296,7 +310,7 @@ class Upstreams:
         for pool in self._pools:
             pool.unsubscribe(self._on_membership)
         self._pools.clear()
-        self._ready.clear()
+        self._address_of.clear()
         for task in self._connecting:
             task.cancel()
         for replica_id in list(self._idle):
@@ -305,10 +319,14 @@ class Upstreams:
 
     def _on_membership(self, pool: Pool) -> None:
         """A replica that drains waits for its connections to end, so the idle ones end now."""
-        ready = {lease.id: lease.http_address for lease in pool.replicas if lease.state is ReplicaState.READY}
         before = self._ready.get(pool.name, {})
-        self._ready[pool.name] = ready
+        self._ready[pool.name] = {
+            lease.id: lease.http_address
+            for lease in pool.replicas
+            if lease.state is ReplicaState.READY and lease.http_address is not None
+        }
+        self._address_of = {key: address for ready in self._ready.values() for key, address in ready.items()}
         for replica_id, address in before.items():
-            if ready.get(replica_id) != address:
+            if self._address_of.get(replica_id) != address:
                 for connection in self._idle.pop(replica_id, ()):
                     connection.transport.close()

@@ -17,8 +17,8 @@ def least_in_flight(candidates: Sequence[Candidate], turn: int) -> Candidate | N
 
     ``turn`` grows by one with each pick, so that equal candidates share the load evenly.
     """
-    if not candidates:
-        return None
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
     fewest = min(candidate.in_flight for candidate in candidates)
     equals = [candidate for candidate in candidates if candidate.in_flight == fewest]
     return equals[turn % len(equals)]
