@@ -15,6 +15,22 @@ from gateway.routing.pool import Pool, RequestHead, Reservation
 from wire.errors import ErrorKind, TidegateError
 from wire.membership import JOB_HEADER
 
+#: How gRPC's own words begin when a connection breaks. It gives the same status as a replica that refuses (Triton: a
+#: full queue), and nothing else tells them apart.
+_BROKEN = (
+    "Stream removed",
+    "Socket closed",
+    "Connection reset",
+    "Broken pipe",
+    "recvmsg:",
+    "sendmsg:",
+    "keepalive",
+    "GOAWAY",
+    "Transport closed",
+    "Endpoint closing",
+    "failed to connect",
+)
+
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 #: Written by gRPC itself on each leg.
@@ -141,16 +157,14 @@ class Exchanges:
 
     def _failure(self, error: Any, upstream: Upstream) -> Exception:
         """A failed call as the replica's status, or as an error of ours where no answer of the replica came."""
-        if "received from peer" in (error.debug_error_string() or ""):
-            return UpstreamStatusError(error.code(), error.details() or "", passed_on(error.trailing_metadata()))
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return TidegateError(ErrorKind.DEADLINE, "the deadline passed while the request was on a replica")
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
+        code, details = error.code(), error.details() or ""
+        if code is grpc.StatusCode.UNAVAILABLE and (details.startswith(_BROKEN) or not upstream.connected):
             self._upstreams.drop(upstream)
             message = "the replica was lost after the request was sent; the request may have run"
             return TidegateError(ErrorKind.REPLICA_LOST, message)
-        # Made by gRPC on our side of the call, e.g. RESOURCE_EXHAUSTED for a message over the limit.
-        return UpstreamStatusError(error.code(), error.details() or "", ())
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and details == "Deadline Exceeded":
+            return TidegateError(ErrorKind.DEADLINE, "the deadline passed while the request was on a replica")
+        return UpstreamStatusError(code, details, passed_on(error.trailing_metadata()))
 
 
 async def _reserve(pool: Pool, head: RequestHead, since: float | None) -> Reservation:

@@ -54,6 +54,10 @@ class Upstream:
             self._on_idle(self)
 
     @property
+    def connected(self) -> bool:
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+
+    @property
     def idle(self) -> bool:
         return self._users == 0
 

@@ -1,0 +1,47 @@
+"""Reading one string field off the front of a message."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.ingress.protobuf import bytes_field, first_string, nested_field
+
+
+@given(st.text(max_size=300), st.text(max_size=20), st.binary(max_size=200))
+def test_agrees_with_protobuf(name: str, version: str, tensor: bytes) -> None:
+    request = pb.ModelInferRequest(model_name=name, model_version=version, id="7", raw_input_contents=[tensor])
+    message = request.SerializeToString()
+    assert (first_string(message, 1) or "") == name
+    assert (first_string(message, 2) or "") == version
+    assert first_string(message, 3) == "7"
+
+
+@given(st.binary(max_size=100), st.integers(min_value=1, max_value=3))
+def test_whatever_bytes_come_it_answers(message: bytes, number: int) -> None:
+    found = first_string(message, number)
+    assert found is None or isinstance(found, str)
+
+
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        (b"", None),
+        (b"\x0a\x03abc", "abc"),
+        (b"\x0a\x03abc\x0a\x01d", "d"),  # the last one wins
+        (b"\x0a\x05abc", None),  # cut short
+        (b"\x0a\x01\xff", None),  # not UTF-8
+        (b"\x0a" + b"\xff" * 11, None),  # a varint without end
+        (b"\x12\x01x\x0a\x01y", None),  # out of order: not looked for behind a higher field
+        (b"\x08\x05\x0a\x01z", "z"),  # a varint under the same number does not disturb
+        (b"\x0b\x0a\x01z", None),  # groups are not read
+    ],
+)
+def test_odd_messages(message: bytes, found: str | None) -> None:
+    assert first_string(message, 1) == found
+
+
+def test_written_fields_are_read_by_protobuf() -> None:
+    index = b"".join(nested_field(1, bytes_field(1, name) + bytes_field(3, b"READY")) for name in (b"a", b"b" * 200))
+    read = pb.RepositoryIndexResponse.FromString(index)
+    assert [(model.name, model.state) for model in read.models] == [("a", "READY"), ("b" * 200, "READY")]
