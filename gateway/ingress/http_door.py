@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gateway.ingress.http_connection import ClientConnection, OwnAnswer, body_too_large
 from gateway.ingress.http_exchange import Exchange
-from gateway.ingress.http_routes import Endpoint, Route, route
+from gateway.ingress.http_routes import Endpoint, Route, path_of, route
 from gateway.ingress.http_wire import Request, error_body
 from gateway.ingress.upstream import Upstreams
 from gateway.routing.pool import Pool, RequestHead
@@ -28,7 +28,7 @@ _LONGEST_TIMEOUT_MS = 10**12
 _TEXT = [(b"Content-Type", b"text/plain")]
 _JSON = [(b"Content-Type", b"application/json")]
 _OK: OwnAnswer = (200, _TEXT, b"")
-_NOT_READY: OwnAnswer = (400, _JSON, error_body("Model version not ready"))
+_NOT_READY: OwnAnswer = (400, _TEXT, error_body("Model version not ready"))
 
 #: Answered from memory while no replica is ready, so that asking for them does not wake a pool.
 _AT_ZERO = frozenset(
@@ -166,7 +166,10 @@ class HttpDoor:
             own = self._answer_at_zero(asked, request)
             if own is not None:
                 return own
-        head = RequestHead(asked.model, _deadline(request.timeout_ms, self._loop.time()), request.job)
+        model = asked.model
+        if asked.endpoint is Endpoint.MODEL_READY and not pool.has_ready_replica_for(model):
+            model = None  # any replica may say that it has not got the model: readiness neither waits nor wakes
+        head = RequestHead(model, _deadline(request.timeout_ms, self._loop.time()), request.job)
         return Exchange(request, head, pool, caller=caller, upstreams=self.upstreams, ledger=self, loop=self._loop)
 
     def count(
@@ -205,8 +208,7 @@ class HttpDoor:
             raise
 
     def _answer_at_zero(self, asked: Route, request: Request) -> OwnAnswer | None:
-        path = request.target.partition(b"?")[0]
-        own = self._at_zero.http(request.method.decode(), path.decode("latin-1"))
+        own = self._at_zero.http(request.method.decode(), path_of(request.target).decode("latin-1"))
         if own is None and asked.endpoint is Endpoint.MODEL_READY:
             # Asking whether a model is ready never wakes it. It can be served; of its versions nothing is known.
             return _NOT_READY if asked.versioned else _OK

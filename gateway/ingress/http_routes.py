@@ -77,8 +77,16 @@ def route(target: bytes) -> Route | None:
     return _remembered(target) if len(target) <= _REMEMBERED_LENGTH else _find(target)
 
 
-def _find(target: bytes) -> Route | None:
+def path_of(target: bytes) -> bytes:
+    """The path of a request target: without its query and, as some callers address a proxy, scheme and host."""
     path = target.partition(b"?")[0]
+    if path.startswith(b"http://"):
+        path = b"/" + path[len(b"http://") :].partition(b"/")[2]
+    return path
+
+
+def _find(target: bytes) -> Route | None:
+    path = path_of(target)
     found = _EXACT.get(path)
     if found is not None:
         return found

@@ -283,7 +283,7 @@ class ChunkScanner:
 
     def _read_line(self, line: bytes) -> bool:
         """Take in a line between chunks; True when it was the last of the body."""
-        if line.find(b"\r") != len(line) - 2:
+        if len(line) < 2 or line.find(b"\r") != len(line) - 2:
             raise MalformedError("malformed chunked body: a line that does not end with CRLF")
         if self._in_trailers:
             self._trailer_bytes += len(line)

@@ -194,7 +194,12 @@ class Pool:
 
     @property
     def has_ready_replica(self) -> bool:
-        return any(slots.lease.state is ReplicaState.READY for slots in self._replicas.values())
+        return self.has_ready_replica_for(None)
+
+    def has_ready_replica_for(self, model: str | None) -> bool:
+        """Whether a ready replica has ``model`` loaded; None asks for any."""
+        ready = (slots.lease for slots in self._replicas.values() if slots.lease.state is ReplicaState.READY)
+        return any(model is None or model in lease.models for lease in ready)
 
     @property
     def replicas(self) -> list[ReplicaLease]:

@@ -693,3 +693,13 @@ async def test_a_caller_that_does_not_read_slows_the_replica_and_fills_no_memory
             assert door.pool.in_flight == 1
             caller.writer.transport.resume_reading()  # type: ignore[attr-defined]
             assert len((await caller.answer()).body) == 100 * 2**20
+
+
+# -- readiness of a model that no ready replica has -------------------------------------------------------
+
+
+async def test_asking_whether_a_model_is_ready_is_never_held() -> None:
+    async with Upstream(lambda _: Reply(400, body=b'{"error":"Model version not ready"}')) as upstream:
+        async with running_door(upstream.lease(models=("slow",))) as door:
+            assert (await ask(door.port, get("/v2/models/ident/ready"))).status == 400
+            assert door.pool.held == 0
