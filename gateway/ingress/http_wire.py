@@ -181,7 +181,7 @@ class Request:
             self._framing = b"\r\nTransfer-Encoding: chunked\r\n"
         elif key == b"connection":
             self._connection += [token.strip() for token in value.lower().split(b",")]
-        elif key == b"expect":
+        elif key == b"expect" and not self.http_1_0:
             self.expectation = value.lower()
         elif key == _TIMEOUT:
             self.timeout_ms = value
