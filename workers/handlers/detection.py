@@ -50,7 +50,7 @@ def detector_input(page: "NDArray[np.uint8]") -> "NDArray[np.float32]":
     size = (_to_multiple(width * scale), _to_multiple(height * scale))
     shrinks = size[0] < width
     resized = cv2.resize(page, size, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    return normalised(resized)[np.newaxis]
+    return normalised(np.asarray(resized, np.uint8))[np.newaxis]
 
 
 def normalised(image: "NDArray[np.uint8]") -> "NDArray[np.float32]":
@@ -75,7 +75,7 @@ def regions(probabilities: "NDArray[np.float32]", page_height: int, page_width: 
         core = cv2.minAreaRect(contour)
         if min(core[1]) < _LEAST_SIDE:
             continue
-        corners = cv2.boxPoints(core)
+        corners = np.asarray(cv2.boxPoints(core), np.float32)
         score = _mean_inside(text, corners)
         if score < _REGION_THRESHOLD:
             continue

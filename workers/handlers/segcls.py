@@ -5,7 +5,6 @@ Result: that of ``segment``, and in each region ``orientation`` (degrees, 0 or 1
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +49,13 @@ async def _classify(page: "NDArray[np.uint8]", quad: "NDArray[np.float32]", cont
     return _Line(pixels, *orientation.orientation(outputs[orientation.OUTPUT]))
 
 
-async def _read(line: _Line, labels: Sequence[str], context: JobContext) -> dict[str, Any]:
-    """The line's text, upright. Where the classifier is in doubt, both ways are read and the better one is kept."""
-    ways = [line.turned] if line.score >= orientation.SURE else [line.turned, 180 - line.turned]
-    readings = await asyncio.gather(*(_read_turned(line, way, labels, context) for way in ways))
-    way, text, text_score = max(readings, key=lambda reading: reading[2])
+async def _read(line: _Line, labels: list[str], context: JobContext) -> dict[str, Any]:
+    """The line's text, upright. Where classifier or reading leave doubt, both ways are read and the better is kept."""
+    best = await _read_turned(line, line.turned, labels, context)
+    if line.score < orientation.SURE or best[2] < reading.CREDIBLE:
+        other = await _read_turned(line, 180 - line.turned, labels, context)
+        best = max(best, other, key=lambda found: found[2])
+    way, text, text_score = best
     return {
         "orientation": way,
         "orientation_score": round(line.score if way == line.turned else 1 - line.score, 4),
@@ -63,7 +64,7 @@ async def _read(line: _Line, labels: Sequence[str], context: JobContext) -> dict
     }
 
 
-async def _read_turned(line: _Line, degrees: int, labels: Sequence[str], context: JobContext) -> tuple[int, str, float]:
+async def _read_turned(line: _Line, degrees: int, labels: list[str], context: JobContext) -> tuple[int, str, float]:
     upright = orientation.turned(line.pixels) if degrees else line.pixels
     tensor = await context.cpu(reading.reader_input, upright)
     outputs = await context.infer(reading.MODEL, {reading.INPUT: tensor})
