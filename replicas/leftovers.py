@@ -113,8 +113,9 @@ def _installation(run_dir: Path) -> str:
 
 def marked_processes(run_dir: Path) -> Iterator[tuple[int, Owner]]:
     """Living processes of this installation's Tritons, with the owner that their mark names."""
+    installation = _installation(run_dir)
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and (owner := _owner_of_process(_installation(run_dir), entry)):
+        if entry.isdigit() and (owner := _owner_of_process(installation, entry)):
             yield int(entry), owner
 
 

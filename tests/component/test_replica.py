@@ -19,7 +19,7 @@ from replicas.server import LaunchedTriton
 from replicas.triton import Triton
 from stores.membership import CatalogueStore
 from stores.store import Store
-from tests.triton import replica_process, running_triton, write_model
+from tests.triton import ReplicaProcess, replica_process, running_triton, write_model
 from tests.valkey import RunningValkey
 from wire.membership import ReplicaLease, ReplicaState
 from wire.pools import PoolSettings
@@ -67,7 +67,7 @@ async def test_vision_is_ready_with_its_stages_and_leaves_nothing(
         assert catalogue.models["reader"].config_http.encode() == await triton.model_config("reader")
         direct = grpcclient.service_pb2.ModelConfigResponse()
         direct.ParseFromString(base64.b64decode(catalogue.models["reader"].config_grpc))
-        assert direct.config.name == "reader" and direct.config.max_batch_size == 16
+        assert direct.config.name == "reader" and direct.config.max_batch_size == 8
 
         replica.signal(signal.SIGTERM)
         assert await replica.exit_code() == 0
@@ -219,13 +219,17 @@ async def test_twenty_killed_replicas_do_not_fill_shared_memory(
     foreign = Path("/dev/shm") / f"not-ours-{os.getpid()}"
     foreign.write_text("keep")
     try:
-        for _ in range(20):
-            async with replica_process(store, valkey.settings, echo_repository, ["ident"], tmp_path) as replica:
+        for _ in range(10):  # two at a time
+            pair = [ReplicaProcess(store, valkey.settings, echo_repository, ["ident"], tmp_path) for _ in range(2)]
+            for replica in pair:
+                replica.start()
+            for replica in pair:
                 await replica.until(ReplicaState.READY)
-                assert len(list(leftovers.marked_files(tmp_path, Path("/dev/shm")))) == len(replica.region_files()) >= 1
+            files = [path.name for path, _ in leftovers.marked_files(tmp_path, Path("/dev/shm"))]
+            assert 2 <= len(files) == sum(len(replica.region_files()) for replica in pair)
+            for replica in pair:
                 replica.process.kill()
                 replica.process.wait()
-                replica.end = _nothing  # type: ignore[method-assign]
         leftovers.sweep(tmp_path)
         _assert_nothing_left(tmp_path)
         assert foreign.read_text() == "keep"
@@ -395,10 +399,6 @@ async def _until(holds, limit_seconds: float) -> None:  # type: ignore[no-untype
     while not holds():
         assert time.monotonic() < deadline, f"not within {limit_seconds} s"
         await asyncio.sleep(0.05)
-
-
-async def _nothing() -> None:
-    pass
 
 
 def _assert_nothing_left(run_dir: Path) -> None:
