@@ -75,7 +75,7 @@ async def ask(addresses: AttachAddresses, model: str, rows: list[list[float]], n
 
 
 async def test_what_it_serves_and_what_it_refuses(repository: Path, tmp_path: Path) -> None:
-    """Joined requests of several shapes, one of them bad; an ensemble of dynamic shapes; three models that cannot load."""
+    """Joined requests of several shapes, one of them bad; an ensemble of dynamic shapes; models that cannot load."""
     async with running_triton(repository, ["good"], tmp_path) as addresses:
         triton = Triton(addresses)
         answers = await asyncio.gather(

@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http.aio as httpclient
 
-from replicas import leftovers, server, sockets
+from replicas import leftovers, server, sockets, wheel
 from replicas.server import LaunchedTriton
 from replicas.triton import Triton
 from stores.membership import CatalogueStore
@@ -156,6 +156,23 @@ async def test_ports_lost_every_time_are_named(
                 await triton.answers()
         finally:
             triton.kill()
+
+
+async def test_the_triton_on_the_path_goes_first(
+    echo_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Triton's own image: its backends are its own, and so is its Python."""
+    program = wheel.lay_out_server(wheel.find_wheel(), tmp_path / "image")
+    script = tmp_path / "bin/tritonserver"
+    script.parent.mkdir()
+    backends = program.parent / "backends"
+    script.write_text(f'#!/bin/bash\nexec -a tritonserver {program} --backend-directory={backends} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    async with running_triton(echo_repository, ["ident"], tmp_path / "run") as addresses:
+        assert await infer(addresses.http, "ident", [2.0]) == [2.0]
+        assert not (tmp_path / "run/replicas").exists()
+    _assert_nothing_left(tmp_path / "run")
 
 
 async def test_killed_agents_leave_nothing(
