@@ -184,6 +184,8 @@ class Upstream:
         seen.body += b"".join(pieces)
 
     async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> bool:
+        if writer.transport.is_closing():
+            return False
         headers = list(reply.headers)
         if reply.chunk_bytes is None:
             headers.append(("Content-Length", str(len(reply.body) * reply.repeat)))

@@ -5,13 +5,14 @@ import gzip
 import random
 import socket
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 import pytest
 import uvloop
 
 from tests.doors import Answer, BrokenTransferError, Caller, ask, get, post, running_door
-from tests.upstream import Reply, Seen, Upstream
+from tests.upstream import Reply, Seen, Upstream, echo
 from wire.errors import ERROR_KIND_HEADER
 from wire.membership import ReplicaState
 
@@ -32,7 +33,7 @@ def kind(answer: Answer) -> str | None:
     return answer.header(ERROR_KIND_HEADER)
 
 
-def slowly(seconds: float):  # type: ignore[no-untyped-def]
+def slowly(seconds: float) -> Callable[[Seen], Reply]:
     def answer(seen: Seen) -> Reply:
         return Reply(body=b'{"done":true}', delay_seconds=seconds if "slow" in seen.path else 0.0)
 
@@ -703,3 +704,85 @@ async def test_asking_whether_a_model_is_ready_is_never_held() -> None:
         async with running_door(upstream.lease(models=("slow",))) as door:
             assert (await ask(door.port, get("/v2/models/ident/ready"))).status == 400
             assert door.pool.held == 0
+
+
+# -- everything at once -----------------------------------------------------------------------------------
+
+
+def _moody(chance: random.Random) -> Callable[[Seen], Reply]:
+    def answer(seen: Seen) -> Reply:
+        reply = echo(seen)
+        reply.delay_seconds = chance.choice((0, 0, 0, 0.001, 0.01))
+        reply.chunk_bytes = chance.choice((None, None, 1000))
+        if chance.random() < 0.05:
+            reply.cut_after = chance.randrange(len(reply.body) + 1)
+        reply.close = chance.random() < 0.05
+        return reply
+
+    return answer
+
+
+class _Moods:
+    """Callers that do what callers do."""
+
+    def __init__(self, port: int, chance: random.Random) -> None:
+        self.port = port
+        self.chance = chance
+        self.outcomes: Counter[int | str] = Counter()
+
+    async def one(self) -> None:
+        chance = self.chance
+        async with await Caller.open(self.port) as caller:
+            for _ in range(chance.randrange(1, 6)):
+                body = chance.randbytes(chance.choice((0, 10, 3000, 200_000)))
+                raw = post(chance.choice((INFER, SLOW)), body, *chance.choice(((), ("Tidegate-Timeout-Ms: 20",))))
+                cut = chance.randrange(len(raw) + 1)
+                caller.send(raw[:cut])
+                await asyncio.sleep(chance.choice((0, 0, 0.002)))
+                if chance.random() < 0.1:
+                    self.outcomes["left"] += 1
+                    return
+                caller.send(raw[cut:])
+                try:
+                    answer = await caller.answer()
+                except BrokenTransferError:
+                    self.outcomes["broken"] += 1
+                    return
+                self.outcomes[answer.status] += 1
+                assert answer.status != 200 or answer.body == body
+                assert answer.status == 200 or kind(answer) in ("replica_lost", "replica_unreachable", "deadline")
+                if answer.header("connection") == "close":
+                    return
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_callers_and_replicas_do_every_slot_comes_back(seed: int) -> None:
+    chance = random.Random(seed)
+    faults: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    async with Upstream(_moody(chance)) as one, Upstream(_moody(chance)) as two:
+        async with running_door(one.lease("one"), two.lease("two"), max_in_flight_per_replica=4) as door:
+            moods = _Moods(door.port, chance)
+
+            async def keep_going() -> None:
+                for _ in range(15):
+                    await moods.one()
+
+            async def shuffle() -> None:
+                while True:
+                    await asyncio.sleep(0.02)
+                    leases = [one.lease("one"), two.lease("two")]
+                    if chance.random() < 0.3:
+                        leases[chance.randrange(2)] = leases[0].model_copy(update={"state": ReplicaState.DRAINING})
+                    door.pool.update({lease.id: lease for lease in leases}.values())
+                    if chance.random() < 0.1:
+                        one.drop_connections()
+
+            shuffling = asyncio.create_task(shuffle())
+            await asyncio.gather(*(keep_going() for _ in range(20)))
+            shuffling.cancel()
+            await door.settled()
+            assert moods.outcomes[200] > 100
+            load = door.pool.load()
+            assert (load.in_flight_by_replica, load.held_interactive) == ({}, 0)
+    assert faults == []
