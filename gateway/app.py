@@ -13,11 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.data_plane import DataPlaneSettings, DataPlaneThread, PortTakenError
+from gateway.instance import GatewayInstance, InstanceSettings, LogTarget, PortTakenError, quiet_ray
 from gateway.local_ray import prepare_environment, ray_is_alive, start_ray, stop_ray
 from gateway.settings import GatewaySettings
 from stores.settings import StoreSettings
@@ -29,41 +28,13 @@ log = logging.getLogger(__name__)
 APPLICATION = "tidegate"
 #: Beyond the drain limit, for writing last errors and telling the store. Seconds.
 _DRAIN_MARGIN_SECONDS = 5.0
+#: Ray's processes get this long to end by themselves. Seconds.
+_END_SECONDS = 3.0
 #: How often the living parts are looked at while nothing happens. Seconds.
 _WATCH_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class LogTarget:
-    """Where and how instances log: as the process that started them does."""
-
-    stderr: str
-    level: int
-    formatter: logging.Formatter | None
-
-
-class GatewayInstance:
-    """One gateway instance: a Serve replica whose data plane lives in a thread beside Serve's own loop."""
-
-    async def __init__(self, settings: DataPlaneSettings, logs: LogTarget | None) -> None:  # type: ignore[misc]
-        """Open the data plane. Serve awaits constructors. Raises PortTakenError."""
-        from ray import serve
-
-        if logs is not None:
-            _log_to(logs)
-        self._plane = DataPlaneThread(settings, serve.get_replica_context().replica_id.unique_id)
-        await self._plane.open()
-
-    def check_health(self) -> None:
-        """Raises when the data plane has died; Serve then replaces this instance."""
-        self._plane.check()
-
-    async def __del__(self) -> None:
-        # Serve awaits this before it ends the process; it is the drain.
-        await self._plane.drain()
-
-
-def application(settings: DataPlaneSettings, queues: tuple[str, ...], logs: LogTarget | None = None) -> Any:
+def application(settings: InstanceSettings, queues: tuple[str, ...], logs: LogTarget | None = None) -> Any:
     """The Serve application, for ``serve.run`` or a RayService."""
     from ray import serve
 
@@ -100,20 +71,26 @@ def run_gateway(
 
     The first SIGTERM or SIGINT drains, the second forces. Call it on the main thread. ``ray_dir`` is removed.
     """
-    stop = _Stop()
-    stop.install()
     code = 1
     try:
         _refuse_taken_ports(settings)
-        _start(DataPlaneSettings(settings, store_settings, dict(pools)), tuple(queues), ray_dir, stop)
-        _watch()
+    except PortTakenError as error:
+        log.error("event=gateway-failed error=%r", str(error))
+        return code
+    stop = _Stop()
+    stop.install()
+    started = False
+    try:
+        _start(InstanceSettings(settings, store_settings, dict(pools)), tuple(queues), ray_dir, stop)
+        started = True
+        _watch(stop)
     except PortTakenError as error:
         log.error("event=gateway-failed error=%r", str(error))
     except _Signalled:
-        code = _drain(settings.drain_limit_seconds, stop)
+        code = _drain(settings.drain_limit_seconds, stop) if started else 0
     finally:
         stop.ending = True
-        stop_ray(ray_dir)
+        stop_ray(ray_dir, patience_seconds=0.0 if stop.forced.is_set() else _END_SECONDS)
     return code
 
 
@@ -125,8 +102,8 @@ class _Stop:
     """The two signals: the first raises _Signalled where the main thread is, a later one stops waiting for anything."""
 
     def __init__(self) -> None:
+        self.asked = False
         self.ending = False
-        self._asked = False
         self.forced = threading.Event()
 
     def install(self) -> None:
@@ -137,14 +114,14 @@ class _Stop:
     def _on_signal(self, *_: object) -> None:
         if self.ending:
             return
-        if self._asked:
+        if self.asked:
             self.forced.set()
             return
-        self._asked = True
+        self.asked = True
         raise _Signalled
 
 
-def _start(settings: DataPlaneSettings, queues: tuple[str, ...], ray_dir: Path, stop: _Stop) -> None:
+def _start(settings: InstanceSettings, queues: tuple[str, ...], ray_dir: Path, stop: _Stop) -> None:
     """Ray, then Serve, then the application; raises PortTakenError and RuntimeError."""
     began = time.monotonic()
     prepare_environment(Path(__file__).resolve().parent.parent)
@@ -156,7 +133,7 @@ def _start(settings: DataPlaneSettings, queues: tuple[str, ...], ray_dir: Path, 
     ray_up = time.monotonic()
     from ray import serve
 
-    _quiet()
+    quiet_ray()
     gateway = settings.gateway
     serve.start(proxy_location="HeadOnly", http_options={"host": gateway.host, "port": gateway.control_port})
     serve_up = time.monotonic()
@@ -178,20 +155,19 @@ def _import_ahead() -> None:
     import ray.serve  # noqa: F401
 
 
-def _watch() -> None:
+def _watch(stop: _Stop) -> None:
     """Until a signal. Serve replaces instances and its own actors; if Ray itself has died, so does the gateway."""
     while ray_is_alive():
+        if stop.asked:  # the exception of the signal was lost in a callback of somebody else's
+            raise _Signalled
         time.sleep(_WATCH_SECONDS)
     log.error("event=gateway-failed error='a process of Ray has ended'")
 
 
 def _drain(limit_seconds: float, stop: _Stop) -> int:
     """Let every instance finish; 0, or 1 when a second signal or the limit came first."""
-    import ray
     from ray import serve
 
-    if not ray.is_initialized():
-        return 0
     log.info("event=gateway-draining limit_seconds=%.1f", limit_seconds)
     until = time.monotonic() + limit_seconds + 2 * _DRAIN_MARGIN_SECONDS
     try:
@@ -240,23 +216,3 @@ def _log_target() -> LogTarget:
     root = logging.getLogger()
     formatter = root.handlers[0].formatter if root.handlers else None
     return LogTarget(f"/proc/{os.getpid()}/fd/{stderr}", root.level, formatter)
-
-
-def _log_to(target: LogTarget) -> None:
-    """Write this instance's log lines where its starter writes; Ray's own file for them is where that is elsewhere."""
-    try:
-        stream = open(target.stderr, "a", buffering=1)  # noqa: SIM115 (open as long as the process lives)
-    except OSError:
-        return
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(target.formatter)
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(target.level)
-    _quiet()
-
-
-def _quiet() -> None:
-    """Ray and Serve tell in long words what we say in short ones."""
-    for name in ("ray", "ray.serve", "uvicorn", "asyncio"):
-        logging.getLogger(name).setLevel(logging.ERROR)

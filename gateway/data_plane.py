@@ -9,9 +9,8 @@ import contextlib
 import errno
 import logging
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import uvloop
@@ -19,38 +18,26 @@ import uvloop
 from gateway.at_zero import AtZero
 from gateway.ingress.http_door import HttpDoor
 from gateway.ingress.rpc_door import GrpcDoor
+from gateway.instance import InstanceSettings, PortTakenError
 from gateway.routing.router import Router
-from gateway.settings import GatewaySettings
 from gateway.telemetry import MetricsListener, Telemetry
 from stores.membership import CatalogueStore, GatewayDirectory, ReplicaDirectory
 from stores.scaling import Activations
-from stores.settings import StoreSettings
 from stores.store import Store
 from wire.membership import GatewayReport
-from wire.pools import PoolSettings
 
 log = logging.getLogger(__name__)
 
+#: Longest wait for the store when leaving. Seconds.
+_TELL_SECONDS = 2.0
+
 T = TypeVar("T")
-
-
-class PortTakenError(Exception):
-    """A port of the data plane cannot be opened; the text is one sentence for people."""
-
-
-@dataclass(frozen=True)
-class DataPlaneSettings:
-    """Everything an instance needs to open its data plane; can be pickled."""
-
-    gateway: GatewaySettings
-    store: StoreSettings
-    pools: Mapping[str, PoolSettings]
 
 
 class DataPlane:
     """See the module. Create, open, drain and close it on its own loop (see :class:`DataPlaneThread`)."""
 
-    def __init__(self, settings: DataPlaneSettings, instance: str) -> None:
+    def __init__(self, settings: InstanceSettings, instance: str) -> None:
         gateway = settings.gateway
         self._gateway = gateway
         self._store = Store.connect(settings.store, client_name=f"tidegate-gateway-{instance}")
@@ -97,15 +84,22 @@ class DataPlane:
 
     async def drain(self) -> None:
         """Take nothing new, finish what is there within the drain limit, leave."""
-        await self._router.leave(draining=True)
-        await self._close_doors(limit_seconds=self._gateway.drain_limit_seconds)
+        await asyncio.gather(
+            self._tell(draining=True), self._close_doors(limit_seconds=self._gateway.drain_limit_seconds)
+        )
         await self._metrics.stop()
         if self._following is not None:
             self._following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._following
-        await self._router.leave(draining=False)
+        await self._tell(draining=False)
         await self._store.close()
+
+    async def _tell(self, *, draining: bool) -> None:
+        """Tell the store that this instance leaves; a store that does not answer does not keep it from leaving."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TELL_SECONDS):
+                await self._router.leave(draining=draining)
 
     @property
     def failure(self) -> BaseException | None:
@@ -120,7 +114,7 @@ class DataPlane:
 class DataPlaneThread:
     """A data plane and the thread and loop it lives in. Its methods are called from other threads."""
 
-    def __init__(self, settings: DataPlaneSettings, instance: str) -> None:
+    def __init__(self, settings: InstanceSettings, instance: str) -> None:
         self._settings = settings
         self._instance = instance
         self._loop = uvloop.new_event_loop()

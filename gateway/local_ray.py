@@ -11,8 +11,9 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ log = logging.getLogger(__name__)
 
 #: Serve and its actors exchange small messages; tensors never enter Ray. Bytes.
 _OBJECT_STORE_BYTES = 80 * 2**20
-#: Ray's processes get this long to end by themselves. Seconds.
-_END_SECONDS = 3.0
+#: Longest wait for Ray's daemon on a busy machine. Seconds.
+_START_SECONDS = 90.0
 
 #: Read by Ray's processes when they start. Nothing calls home; nothing is collected that nobody reads.
 _RAY_ENVIRONMENT = {
@@ -59,6 +60,7 @@ def start_ray(ray_dir: Path) -> None:
             _node_ip_address="127.0.0.1",
             _temp_dir=str(ray_dir),
         )
+    _watch_over_agents()
 
 
 def ray_is_alive() -> bool:
@@ -70,14 +72,14 @@ def ray_is_alive() -> bool:
     return bool(ray.is_initialized() and node is not None and not node.dead_processes())
 
 
-def stop_ray(ray_dir: Path) -> None:
-    """End Ray, every process it started and its files. For what does not end by itself: SIGKILL."""
+def stop_ray(ray_dir: Path, *, patience_seconds: float) -> None:
+    """End Ray, every process it started and its files. What does not end by itself in time gets SIGKILL."""
     import ray
 
     family = descendants(os.getpid())
     with contextlib.suppress(Exception):
         ray.shutdown()
-    end_processes(family, patience_seconds=_END_SECONDS)
+    end_processes(family, patience_seconds=patience_seconds)
     shutil.rmtree(ray_dir, ignore_errors=True)
 
 
@@ -128,10 +130,28 @@ def _stat(pid: int) -> tuple[int, int] | None:
     return None if fields[0] == b"Z" else (int(fields[1]), int(fields[19]))
 
 
+def _watch_over_agents() -> None:
+    """See to it that Ray's agents end when this process is killed.
+
+    The kernel then ends Ray's daemon, and with it all workers; but its two agents first try for minutes to report the
+    loss. A shell that waits for the end of this process, and is therefore ended in :func:`stop_ray` only, ends them.
+    """
+    agents = [str(pid) for child in descendants(os.getpid()) for pid in _children(child)]
+    subprocess.Popen(
+        ["/bin/sh", "-c", 'read _; kill -9 "$@" 2>/dev/null', "tidegate-ray-watch", *agents],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def _children(pid: int) -> list[int]:
+    return [child for child in descendants(pid) if (_stat(child) or (0, 0))[0] == pid]
+
+
 @contextlib.contextmanager
 def _lean_node() -> Iterator[None]:
-    """Inside, Ray starts the processes it cannot do without, and no others."""
-    from ray._private import node
+    """Inside, Ray starts the processes it cannot do without, no others, and waits for them with patience."""
+    from ray._private import node, services
 
     class LeanNode(node.Node):
         def start_api_server(self, **_: Any) -> None:
@@ -143,9 +163,23 @@ def _lean_node() -> Iterator[None]:
         def start_log_monitor(self) -> None:
             """The instances write to our own standard error."""
 
+    def get_node(gcs_address: str, node_id: str) -> Any:
+        # Ray asks without a pause, and so takes a processor from those it waits for; and it gives up after 30 s.
+        until = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                return ask(gcs_address, node_id)
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+
     full = node.Node
+    ask: Callable[[str, str], Any] = services.get_node
     setattr(node, "Node", LeanNode)  # noqa: B010 (a class cannot be assigned to under mypy)
+    services.get_node = get_node
     try:
         yield
     finally:
         setattr(node, "Node", full)  # noqa: B010
+        services.get_node = ask
