@@ -5,6 +5,7 @@ Workers claim and finish jobs through :mod:`stores.job_claims`. Names and fields
 """
 
 import asyncio
+import uuid
 from collections.abc import Iterable
 from contextlib import aclosing, suppress
 from importlib.resources import files
@@ -13,10 +14,12 @@ from redis.commands.core import AsyncScript
 
 from stores.store import Store
 from wire.errors import TidegateError
-from wire.jobs import GROUP, Job, Outcome, QueueBacklog, outcome_channel, outcome_key, stream_key
+from wire.jobs import GROUP, Job, Outcome, QueueBacklog, outcome_channel, outcome_key, stream_key, submission_key
 
 #: Outcomes are announced; this is how long a lost announcement (a store that restarted) goes unnoticed. Seconds.
 _LOOK_AGAIN_SECONDS = 5.0
+#: Longer than any driver waits before it sends a command again. Milliseconds.
+_SUBMISSION_KEPT_MS = 60_000
 
 
 class JobStream:
@@ -27,12 +30,16 @@ class JobStream:
         self.queue = queue
         self._stream = stream_key(store.prefix, queue)
         self._channel = outcome_channel(store.prefix, queue)
+        self._submit = load_script(store, "submit.lua")
         self._backlog = load_script(store, "backlog.lua")
 
     async def submit(self, job: Job) -> str:
         """Append ``job``; its id. The caller enforces the queue's payload limit."""
+        # The driver sends a command again when its answer is lost; the token makes that one job.
+        token = submission_key(self._store.prefix, self.queue, uuid.uuid4().hex)
+        words = [word for field in job.encode().items() for word in field]
         with self._store.errors():
-            job_id = await self._store.redis.xadd(self._stream, job.encode())
+            job_id = await self._submit(keys=[self._stream, token], args=[_SUBMISSION_KEPT_MS, *words])
         return bytes(job_id).decode()
 
     async def outcome(self, job_id: str) -> Outcome | None:

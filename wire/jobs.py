@@ -37,6 +37,11 @@ def dead_letter_key(prefix: str, queue: str) -> str:
     return f"{prefix}:{{{queue}}}:dead"
 
 
+def submission_key(prefix: str, queue: str, token: str) -> str:
+    """The job id that one submission got, kept for a minute; only clients that may send a command twice need it."""
+    return f"{prefix}:{{{queue}}}:submission:{token}"
+
+
 class DecodeError(Exception):
     """An entry that this version cannot read; ``fields`` keeps its raw bytes."""
 

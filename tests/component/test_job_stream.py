@@ -64,6 +64,23 @@ async def test_a_job_submitted_before_the_first_worker_is_delivered_and_finished
     assert await _pending(store) == []
 
 
+async def test_a_submission_whose_answer_was_lost_is_one_job(
+    valkey: RunningValkey, store: Store, stream: JobStream
+) -> None:
+    """The driver sends a command again after a time-out; a frozen server gets both."""
+    await stream.submit(_job())
+    hasty_store = Store.connect(valkey.settings.model_copy(update={"timeout_seconds": 0.3}), client_name="hasty")
+    hasty = JobStream(hasty_store, QUEUE)
+    valkey.freeze()
+    submitting = asyncio.create_task(hasty.submit(_job()))
+    await asyncio.sleep(0.45)
+    valkey.thaw()
+    await submitting
+    await asyncio.sleep(0.1)
+    assert (await store.redis.xlen(stream_key(store.prefix, QUEUE))) == 2
+    await hasty_store.close()
+
+
 async def test_outcomes_expire(store: Store, stream: JobStream) -> None:
     job_id = await stream.submit(_job())
     claims = JobClaims(store, "a")

@@ -87,6 +87,23 @@ async def test_every_way_a_job_can_end(bench: Bench) -> None:
         assert await asyncio.wait_for(process.wait(), 5) == 0
 
 
+async def test_what_is_no_page_gets_one_clear_sentence(bench: Bench) -> None:
+    """Acceptance 7: broken image, empty file; the gateway is not even asked."""
+    async with bench.worker(handler="workers.handlers.segcls:handle"):
+        image = Path("deployments/vision/samples/text.png").read_bytes()
+        for payload, words in ((b"", "empty"), (b"text", "known format"), (image[:9000], "broken")):
+            job_id = await bench.stream.submit(Job(queue=QUEUE, payload=payload))
+            outcome = await bench.outcome(job_id)
+            assert (outcome.status, outcome.error_kind) == (OutcomeStatus.FAILED, "bad_input")
+            assert words in (outcome.error or "")
+
+
+async def test_a_handler_that_does_not_exist_is_named_at_the_start(bench: Bench) -> None:
+    async with bench.worker(handler="workers.handlers.nowhere:handle") as process:
+        assert await asyncio.wait_for(process.wait(), 10) == 1
+    assert "workers.handlers.nowhere" in bench.log.read_text()
+
+
 async def test_an_idle_worker_picks_a_job_up_at_once_and_keeps_its_connections(bench: Bench) -> None:
     """A-077: under 0.2 s on a quiet queue, no error line, no new connection."""
     async with bench.worker(queues=[QUEUE, "other", "third"]):
