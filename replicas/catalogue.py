@@ -2,9 +2,10 @@
 
 import asyncio
 import base64
+import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from replicas.triton import Triton, TritonRefused, TritonUnreachable
 from wire.errors import TidegateError
@@ -42,11 +43,10 @@ async def _publish(triton: Triton, catalogues: "CatalogueStore", pool: str, mode
     metadata = {model: (await triton.model_metadata(model)).decode() for model in models}
     configs = {model: (await triton.model_config(model)).decode() for model in models}
     stored = await catalogues.get(pool)
-    # The gRPC messages carry the same words: when these did not change, the others did not and need not be fetched.
-    if stored is not None and stored.server_metadata_http == server:
-        known = {model: (kept.metadata_http, kept.config_http) for model, kept in stored.models.items()}
-        if known == {model: (metadata[model], configs[model]) for model in models}:
-            return
+    # The gRPC messages say the same: when these did not change, the others need not be fetched, nor gRPC imported.
+    said = {model: (metadata[model], configs[model]) for model in models}
+    if stored is not None and _said(stored) == _meaning(server, said):
+        return
     calls = [("ServerMetadata", ""), *((rpc, model) for model in models for rpc in ("ModelMetadata", "ModelConfig"))]
     messages = [base64.b64encode(message).decode() for message in await triton.grpc_messages(calls)]
     catalogue = Catalogue(
@@ -63,3 +63,13 @@ async def _publish(triton: Triton, catalogues: "CatalogueStore", pool: str, mode
         },
     )
     await catalogues.put(pool, catalogue)
+
+
+def _said(catalogue: Catalogue) -> Any:
+    models = {model: (kept.metadata_http, kept.config_http) for model, kept in catalogue.models.items()}
+    return _meaning(catalogue.server_metadata_http, models)
+
+
+def _meaning(server: str, models: Mapping[str, tuple[str, ...]]) -> Any:
+    """What JSON bodies say: Triton writes the parameters of a config in another order at every start."""
+    return json.loads(server), {model: [json.loads(body) for body in bodies] for model, bodies in models.items()}
