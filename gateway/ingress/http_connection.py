@@ -9,11 +9,9 @@ import socket
 import struct
 from typing import Protocol, cast
 
+from gateway.ingress.http_body import MalformedError, RequestBody
 from gateway.ingress.http_exchange import Exchange
 from gateway.ingress.http_wire import (
-    CHUNKED,
-    ChunkScanner,
-    MalformedError,
     Request,
     RequestParser,
     error_body,
@@ -34,10 +32,6 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 #: Status, headers and body of an answer that is made here.
 OwnAnswer = tuple[int, list[tuple[bytes, bytes]], bytes]
-
-
-def body_too_large(limit_bytes: int) -> TidegateError:
-    return TidegateError(ErrorKind.TOO_LARGE, f"the request body is larger than body_limit_bytes ({limit_bytes})")
 
 
 class Service(Protocol):
@@ -64,7 +58,7 @@ class ClientConnection(asyncio.Protocol):
     """See the module."""
 
     __slots__ = (
-        "_body_left",
+        "_body",
         "_closing",
         "_exchange",
         "_linger_until",
@@ -73,7 +67,6 @@ class ClientConnection(asyncio.Protocol):
         "_reading_paused",
         "_request",
         "_rest",
-        "_scanner",
         "_service",
         "_since",
         "_transport",
@@ -89,8 +82,7 @@ class ClientConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._exchange: Exchange | None = None
         self._parser: RequestParser | None = None
-        self._scanner: ChunkScanner | None = None
-        self._body_left = 0  # bytes still to come; CHUNKED while a scanner looks for the end
+        self._body: RequestBody | None = None  # while it is still coming
         self._rest = b""
         self._request: Request | None = None
         self._working = False
@@ -111,10 +103,10 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        if self._body_left:
+        if self._body is not None:
             data = self._take_body(data)
         if data and not self._closing:
-            if self._exchange is None and not self._body_left:
+            if self._exchange is None and self._body is None:
                 self._serve(data)
             else:
                 self._rest += data
@@ -142,7 +134,7 @@ class ClientConnection(asyncio.Protocol):
     def _serve(self, data: bytes) -> None:
         """Serve the requests in ``data`` until one is under way or incomplete."""
         self._working = True
-        while data and self._exchange is None and not self._body_left and not self._closing:
+        while data and self._exchange is None and self._body is None and not self._closing:
             try:
                 found = self._read_head(data)
             except MalformedError as error:
@@ -168,14 +160,13 @@ class ClientConnection(asyncio.Protocol):
     def _begin(self, request: Request, data: bytes) -> bytes:
         """Answer a request or send it on its way; returns what of ``data`` comes after it."""
         self._request = request
-        self._body_left = request.body_bytes
-        self._scanner = ChunkScanner() if request.body_bytes == CHUNKED else None
+        self._body = RequestBody(request.body_bytes, self._service.body_limit_bytes) if request.body_bytes else None
         try:
             decided = self._service.begin(request, self)
             if isinstance(decided, Exchange):
                 self._exchange = decided
-                body, rest = self._split_body(data) if self._body_left else (b"", data)
-                decided.start(body, complete=not self._body_left)
+                body, rest = self._split(data) if self._body is not None else (b"", data)
+                decided.start(body, complete=self._body is None)
                 return rest
         except TidegateError as error:
             if self._exchange is not None:
@@ -186,34 +177,20 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._answer(decided, keep_alive=self._may_keep(request))
             self._count(decided[0], None)
-        return self._take_body(data) if self._body_left and not self._closing else data
+        return self._take_body(data) if self._body is not None and not self._closing else data
 
-    def _split_body(self, data: bytes) -> tuple[bytes, bytes]:
-        """The part of ``data`` that belongs to the current body, and what comes after it.
-
-        Raises:
-            TidegateError: BAD_REQUEST, TOO_LARGE. The end of this body cannot be found any more.
-        """
-        if self._scanner is None:
-            size = min(len(data), self._body_left)
-            self._body_left -= size
-            return (data, b"") if size == len(data) else (data[:size], data[size:])
-        try:
-            end = self._scanner.feed(data)
-        except MalformedError as error:
-            raise TidegateError(ErrorKind.BAD_REQUEST, str(error)) from None
-        if self._scanner.body_bytes > self._service.body_limit_bytes:
-            raise body_too_large(self._service.body_limit_bytes)
-        if end < 0:
-            return data, b""
-        self._scanner = None
-        self._body_left = 0
-        return data[:end], data[end:]
+    def _split(self, data: bytes) -> tuple[bytes, bytes]:
+        """See RequestBody.split."""
+        assert self._body is not None
+        parts = self._body.split(data)
+        if self._body.complete:
+            self._body = None
+        return parts
 
     def _take_body(self, data: bytes) -> bytes:
         """Pass the next part of a body on, or drop it if nobody wants it; returns what comes after the body."""
         try:
-            body, rest = self._split_body(data)
+            body, rest = self._split(data)
         except TidegateError as error:
             if self._exchange is not None:
                 self._exchange.fail(error)
@@ -221,7 +198,7 @@ class ClientConnection(asyncio.Protocol):
                 self._close(linger=True)
             return b""
         if self._exchange is not None:
-            self._exchange.send_body(body, complete=not self._body_left)
+            self._exchange.send_body(body, complete=self._body is None)
         return rest
 
     # -- what an exchange asks (see Caller) ---------------------------------------------------------------
@@ -236,7 +213,7 @@ class ClientConnection(asyncio.Protocol):
     def update_reading(self) -> None:
         """Read the caller, or not: a body only as fast as it is passed on, a next request only up to a limit."""
         wanted = len(self._rest) <= _AHEAD_LIMIT
-        if self._exchange is not None and self._body_left:
+        if self._exchange is not None and self._body is not None:
             wanted = self._exchange.wants_body
         wanted = wanted or self._closing
         if wanted == self._reading_paused and not self._transport.is_closing():
@@ -251,7 +228,7 @@ class ClientConnection(asyncio.Protocol):
         if keep_alive and self.may_stay:
             self._go_on()
         else:
-            self._close(linger=bool(self._body_left))
+            self._close(linger=self._body is not None)
 
     def exchange_failed(self, error: TidegateError) -> None:
         self._exchange = None
@@ -272,7 +249,7 @@ class ClientConnection(asyncio.Protocol):
         self._since = self._loop.time()
         if self._working:
             return
-        if self._rest and not self._body_left:
+        if self._rest and self._body is None:
             data, self._rest = self._rest, b""
             self._serve(data)
         self.update_reading()
@@ -292,7 +269,8 @@ class ClientConnection(asyncio.Protocol):
     def _may_keep(self, request: Request) -> bool:
         """Whether the connection can go on after an answer that does not wait for the request's body."""
         # One who expects a 100 may send the body or the next request now: nobody can tell which.
-        body_ends = self._body_left == 0 or (0 < self._body_left <= _DISCARD_LIMIT and not request.expectation)
+        left = 0 if self._body is None else self._body.left
+        body_ends = left == 0 or (left is not None and left <= _DISCARD_LIMIT and not request.expectation)
         return request.keep_alive and self.may_stay and body_ends
 
     def _answer(self, answer: OwnAnswer, *, keep_alive: bool) -> None:
@@ -348,7 +326,7 @@ class ClientConnection(asyncio.Protocol):
     def close_if_idle(self) -> None:
         """Close now unless a request is under way."""
         if self._exchange is None and not self._closing:
-            self._close(linger=bool(self._body_left))
+            self._close(linger=self._body is not None)
 
     def cut(self, error: TidegateError) -> None:
         """Give up the request under way, if any, and close."""

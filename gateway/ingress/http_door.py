@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
-from gateway.ingress.http_connection import ClientConnection, OwnAnswer, body_too_large
+from gateway.ingress.http_body import too_large
+from gateway.ingress.http_connection import ClientConnection, OwnAnswer
 from gateway.ingress.http_exchange import Exchange
 from gateway.ingress.http_routes import Endpoint, Route, path_of, route
 from gateway.ingress.http_wire import Request, error_body
@@ -150,7 +151,7 @@ class HttpDoor:
         if request.expectation not in (b"", b"100-continue"):
             raise TidegateError(ErrorKind.BAD_REQUEST, "the only expectation met here is 100-continue")
         if request.body_bytes > self.body_limit_bytes:
-            raise body_too_large(self.body_limit_bytes)
+            raise too_large(self.body_limit_bytes)
         asked = route(request.target)
         if asked is None:
             raise TidegateError(ErrorKind.NOT_FOUND, "Not Found")

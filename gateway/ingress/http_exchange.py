@@ -6,7 +6,8 @@ Every way out of an exchange goes through ``_end``, once, and that gives the slo
 import asyncio
 from typing import Protocol
 
-from gateway.ingress.http_wire import CHUNKED, UNTIL_CLOSE, AnswerHead, Request
+from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE
+from gateway.ingress.http_wire import AnswerHead, Request
 from gateway.ingress.upstream import UpstreamConnection, Upstreams
 from gateway.routing.pool import Hold, Pool, RequestHead, Reservation
 from wire.errors import ErrorKind, TidegateError

@@ -1,7 +1,4 @@
-"""HTTP/1.1 as bytes: the head of a request, the head of an answer, the end of a chunked body. No I/O.
-
-Bodies are never held here: what arrives is passed on, and only its end is found.
-"""
+"""HTTP/1.1 as bytes: the head of a request, the head of an answer. No I/O. Where bodies end: http_body.py."""
 
 import json
 from collections.abc import Iterable
@@ -11,12 +8,8 @@ from typing import Any
 
 import httptools
 
+from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE, MalformedError
 from wire.membership import JOB_HEADER, TIMEOUT_HEADER
-
-#: ``body_bytes`` of a chunked body.
-CHUNKED = -1
-#: ``body_bytes`` of an answer that ends when its connection does.
-UNTIL_CLOSE = -2
 
 _END_OF_HEAD = b"\r\n\r\n"
 _JOB = JOB_HEADER.lower().encode()
@@ -27,18 +20,8 @@ _NOT_FORWARDED = frozenset(
 ) | {_JOB, _TIMEOUT}
 #: A Connection header that lists one of these does not get it dropped: the request would mean something else.
 _NEVER_DROPPED = frozenset((b"host", b"content-encoding", b"accept-encoding", b"inference-header-content-length"))
-#: Longest line that tells the size of a chunk, extensions included. Bytes.
-_CHUNK_LINE_LIMIT = 4096
-#: Most trailers after the last chunk. Bytes.
-_TRAILER_LIMIT = 16384
-_HEX_DIGITS = b"0123456789abcdefABCDEF"
-_HEX_LIMIT = 15
 #: Heads up to this length are remembered with what they mean. Bytes.
 _REMEMBERED_LENGTH = 2048
-
-
-class MalformedError(Exception):
-    """Bytes that are not the HTTP they should be. The message is one sentence about what is wrong."""
 
 
 def read_request(data: bytes, limit_bytes: int) -> "tuple[Request, bytes] | None":
@@ -235,69 +218,6 @@ class AnswerHead:
         dropped = (b"connection:", b"keep-alive:") + ((b"transfer-encoding:",) if dechunked else ())
         lines = [line for line in self.raw[:-4].split(b"\r\n") if not line.lower().startswith(dropped)]
         return b"\r\n".join((*lines, b"Connection: " + token, b"", b""))
-
-
-class ChunkScanner:
-    """Finds the end of a chunked body that passes by. ``body_bytes`` is the size of the chunks announced so far."""
-
-    __slots__ = ("_in_trailers", "_left", "_line", "_trailer_bytes", "body_bytes")
-
-    def __init__(self) -> None:
-        self.body_bytes = 0
-        self._left = 0  # of the current chunk, with the CRLF after it
-        self._line = b""
-        self._in_trailers = False
-        self._trailer_bytes = 0
-
-    def feed(self, data: bytes, pieces: list[bytes] | None = None) -> int:
-        """The index in ``data`` after the body's last byte, or -1 when the body goes on.
-
-        ``pieces`` gets the content without the framing. Raises MalformedError.
-        """
-        at, size = 0, len(data)
-        while at < size:
-            if self._left > 2:
-                taken = min(self._left - 2, size - at)
-                if pieces is not None:
-                    pieces.append(data[at : at + taken])
-                self._left -= taken
-                at += taken
-            elif self._left:
-                if data[at] != b"\r\n"[2 - self._left]:
-                    raise MalformedError("malformed chunked body: no line end after a chunk")
-                self._left -= 1
-                at += 1
-            else:
-                newline = data.find(b"\n", at)
-                line = self._line + data[at : size if newline < 0 else newline + 1]
-                if len(line) > _CHUNK_LINE_LIMIT:
-                    raise MalformedError("malformed chunked body: a line without an end")
-                if newline < 0:
-                    self._line = line
-                    return -1
-                self._line = b""
-                at = newline + 1
-                if self._read_line(line):
-                    return at
-        return -1
-
-    def _read_line(self, line: bytes) -> bool:
-        """Take in a line between chunks; True when it was the last of the body."""
-        if len(line) < 2 or line.find(b"\r") != len(line) - 2:
-            raise MalformedError("malformed chunked body: a line that does not end with CRLF")
-        if self._in_trailers:
-            self._trailer_bytes += len(line)
-            if self._trailer_bytes > _TRAILER_LIMIT:
-                raise MalformedError("malformed chunked body: too many trailers")
-            return len(line) == 2
-        digits = line[:-2].partition(b";")[0].rstrip(b" \t")
-        if not 0 < len(digits) <= _HEX_LIMIT or digits.translate(None, _HEX_DIGITS):
-            raise MalformedError("malformed chunked body: a chunk without a size")
-        size = int(digits, 16)
-        self.body_bytes += size
-        self._left = size + 2 if size else 0
-        self._in_trailers = not size
-        return False
 
 
 def render_answer(

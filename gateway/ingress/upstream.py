@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Protocol, cast
 
-from gateway.ingress.http_wire import CHUNKED, UNTIL_CLOSE, AnswerHead, ChunkScanner, MalformedError
+from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE, ChunkScanner, MalformedError
+from gateway.ingress.http_wire import AnswerHead
 from gateway.routing.pool import Pool
 from wire.membership import ReplicaLease, ReplicaState
 

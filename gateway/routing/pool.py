@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from gateway.routing.policy import Candidate, least_in_flight
 from gateway.routing.queue import HoldQueue, RequestHead
+from gateway.routing.reservation import Hold, Reservation, Slots
 from wire.errors import ErrorKind, TidegateError
 from wire.membership import Catalogue, PoolLoad, ReplicaLease, ReplicaState
 from wire.pools import PoolSettings
@@ -24,91 +25,6 @@ _EJECT_SECONDS = 1.0
 _ABANDON_GRACE_SECONDS = 0.1
 
 __all__ = ["Hold", "Pool", "RequestHead", "Reservation", "Slots"]
-
-
-class Slots:
-    """A replica as the pool sees it: its lease and the requests this instance has on it."""
-
-    __slots__ = ("ejected_until", "in_flight", "lease")
-
-    def __init__(self, lease: ReplicaLease) -> None:
-        self.lease = lease
-        self.in_flight = 0
-        self.ejected_until = 0.0
-
-
-class Reservation:
-    """A request's hold on a slot of a replica. Must be released, exactly once or more often."""
-
-    __slots__ = ("_pool", "_released", "_slots", "head", "held_seconds")
-
-    def __init__(self, pool: "Pool", slots: Slots, head: RequestHead, held_seconds: float) -> None:
-        self._pool = pool
-        self._slots = slots
-        self._released = False
-        self.head = head
-        self.held_seconds = held_seconds
-
-    @property
-    def replica(self) -> ReplicaLease:
-        return self._slots.lease
-
-    def release(self) -> None:
-        """Give the slot back. Harmless when called again."""
-        if not self._released:
-            self._released = True
-            self._pool._on_release(self._slots, self.head)
-
-    def release_unreached(self) -> None:
-        """Give the slot back because the replica could not be reached: it is ejected for a moment."""
-        self._pool.eject(self._slots.lease.id)
-        self.release()
-
-    def release_abandoned(self) -> None:
-        """Give the slot back because the caller left in the middle: free at once, for held requests a moment later."""
-        if not self._released:
-            self._released = True
-            self._pool._on_abandon(self._slots, self.head)
-
-    def __enter__(self) -> "Reservation":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-class Hold:
-    """A held request. ``future`` ends with a Reservation or a TidegateError; ``cancel`` gives up its place."""
-
-    __slots__ = ("_pool", "_timer", "future", "head", "since")
-
-    def __init__(self, pool: "Pool", head: RequestHead, since: float, until: float, late: ErrorKind) -> None:
-        loop = asyncio.get_running_loop()
-        self._pool = pool
-        self.head = head
-        self.since = since
-        self.future: asyncio.Future[Reservation] = loop.create_future()
-        self._timer = loop.call_at(until, self._expire, late)
-
-    def grant(self, reservation: Reservation) -> None:
-        self._timer.cancel()
-        self.future.set_result(reservation)
-
-    def cancel(self) -> None:
-        """The caller is gone: leave the queue, and give back a slot that was granted in the same instant."""
-        self._timer.cancel()
-        if self.future.done():
-            if not self.future.cancelled() and self.future.exception() is None:
-                self.future.result().release()
-            return
-        self._pool._on_hold_end(self)
-        self.future.cancel()
-
-    def _expire(self, late: ErrorKind) -> None:
-        if self.future.done():
-            return
-        self._pool._on_hold_end(self)
-        self.future.set_exception(self._pool._late_error(self.head, late))
 
 
 class Pool:
@@ -165,7 +81,7 @@ class Pool:
         if not self.has_ready_replica:
             self._on_wanted(self.name)
         if routing.hold_limit_seconds == 0:
-            raise self._late_error(head, ErrorKind.NO_REPLICA)
+            raise self.late_error(head, ErrorKind.NO_REPLICA)
         if since is None and len(self._held) >= routing.hold_limit_requests:
             message = f"pool '{self.name}' holds {len(self._held)} requests already, its limit; try again later"
             raise TidegateError(ErrorKind.HOLD_LIMIT, message, retry_after_seconds=self.retry_after_seconds)
@@ -173,7 +89,7 @@ class Pool:
         if head.deadline is not None and head.deadline < until:
             until, late = head.deadline, ErrorKind.DEADLINE
         if until <= now:
-            raise self._late_error(head, late)
+            raise self.late_error(head, late)
         hold = Hold(self, head, arrived, until, late)
         self._held.add(hold)
         return hold
@@ -295,12 +211,12 @@ class Pool:
         self._in_flight_jobs += head.job
         return Reservation(self, slots, head, held_seconds)
 
-    def _on_release(self, slots: Slots, head: RequestHead) -> None:
+    def on_release(self, slots: Slots, head: RequestHead) -> None:
         self._free(slots, head)
         if self._held:
             self._dispatch()
 
-    def _on_abandon(self, slots: Slots, head: RequestHead) -> None:
+    def on_abandon(self, slots: Slots, head: RequestHead) -> None:
         self._free(slots, head)
         if self._held:
             asyncio.get_running_loop().call_later(_ABANDON_GRACE_SECONDS, self._dispatch)
@@ -318,11 +234,11 @@ class Pool:
     def _grant(self, hold: Hold, slots: Slots) -> None:
         hold.grant(self._take(slots, hold.head, held_seconds=self._clock() - hold.since))
 
-    def _on_hold_end(self, hold: Hold) -> None:
+    def on_hold_end(self, hold: Hold) -> None:
         self._held.remove(hold)
         self._last_active = self._clock()
 
-    def _late_error(self, head: RequestHead, kind: ErrorKind) -> TidegateError:
+    def late_error(self, head: RequestHead, kind: ErrorKind) -> TidegateError:
         if kind is ErrorKind.DEADLINE:
             return TidegateError(kind, f"the deadline passed while the request was held for pool '{self.name}'")
         what = f"no replica of pool '{self.name}' is ready"

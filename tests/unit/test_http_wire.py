@@ -4,13 +4,10 @@ import random
 
 import pytest
 
+from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE, ChunkScanner, MalformedError
 from gateway.ingress.http_routes import Endpoint, route
 from gateway.ingress.http_wire import (
-    CHUNKED,
-    UNTIL_CLOSE,
     AnswerHead,
-    ChunkScanner,
-    MalformedError,
     Request,
     RequestParser,
     read_request,

@@ -239,6 +239,17 @@ async def test_cancelling_in_the_instant_of_the_grant_gives_the_slot_back() -> N
 
 
 @virtual
+async def test_a_hold_whose_future_was_cancelled_takes_no_slot_with_it() -> None:
+    pool, _ = make(max_in_flight_per_replica=1)
+    hold, other = pool.hold(SEG), pool.hold(SEG)
+    hold.future.cancel()
+    pool.update([lease()])
+    await asyncio.sleep(0)
+    assert granted(other) == "a"
+    assert (pool.held, pool.in_flight) == (0, 1)
+
+
+@virtual
 async def test_after_a_hang_up_held_requests_wait_a_moment_for_the_slot_and_new_ones_do_not() -> None:
     pool, _ = make(max_in_flight_per_replica=1)
     pool.update([lease()])

@@ -1,0 +1,116 @@
+"""What a request has of a pool: a slot on a replica, or a place in the queue for one."""
+
+import asyncio
+from typing import Protocol
+
+from gateway.routing.queue import RequestHead
+from wire.errors import ErrorKind, TidegateError
+from wire.membership import ReplicaLease
+
+
+class Owner(Protocol):
+    """The pool, as its reservations and holds see it."""
+
+    def on_release(self, slots: "Slots", head: RequestHead) -> None:
+        """A request is done with its slot."""
+
+    def on_abandon(self, slots: "Slots", head: RequestHead) -> None:
+        """A request gave its slot back because its caller left."""
+
+    def eject(self, replica_id: str) -> None:
+        """A replica could not be reached."""
+
+    def on_hold_end(self, hold: "Hold") -> None:
+        """A held request leaves the queue without a slot."""
+
+    def late_error(self, head: RequestHead, kind: ErrorKind) -> TidegateError:
+        """The error of a request that was held in vain."""
+
+
+class Slots:
+    """A replica as the pool sees it: its lease and the requests this instance has on it."""
+
+    __slots__ = ("ejected_until", "in_flight", "lease")
+
+    def __init__(self, lease: ReplicaLease) -> None:
+        self.lease = lease
+        self.in_flight = 0
+        self.ejected_until = 0.0
+
+
+class Reservation:
+    """A request's hold on a slot of a replica. Must be released, exactly once or more often."""
+
+    __slots__ = ("_pool", "_released", "_slots", "head", "held_seconds")
+
+    def __init__(self, pool: Owner, slots: Slots, head: RequestHead, held_seconds: float) -> None:
+        self._pool = pool
+        self._slots = slots
+        self._released = False
+        self.head = head
+        self.held_seconds = held_seconds
+
+    @property
+    def replica(self) -> ReplicaLease:
+        return self._slots.lease
+
+    def release(self) -> None:
+        """Give the slot back. Harmless when called again."""
+        if not self._released:
+            self._released = True
+            self._pool.on_release(self._slots, self.head)
+
+    def release_unreached(self) -> None:
+        """Give the slot back because the replica could not be reached: it is ejected for a moment."""
+        self._pool.eject(self._slots.lease.id)
+        self.release()
+
+    def release_abandoned(self) -> None:
+        """Give the slot back because the caller left in the middle: free at once, for held requests a moment later."""
+        if not self._released:
+            self._released = True
+            self._pool.on_abandon(self._slots, self.head)
+
+    def __enter__(self) -> "Reservation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Hold:
+    """A held request. ``future`` ends with a Reservation or a TidegateError; ``cancel`` gives up its place."""
+
+    __slots__ = ("_pool", "_timer", "future", "head", "since")
+
+    def __init__(self, pool: Owner, head: RequestHead, since: float, until: float, late: ErrorKind) -> None:
+        loop = asyncio.get_running_loop()
+        self._pool = pool
+        self.head = head
+        self.since = since
+        self.future: asyncio.Future[Reservation] = loop.create_future()
+        self._timer = loop.call_at(until, self._expire, late)
+
+    def grant(self, reservation: Reservation) -> None:
+        self._timer.cancel()
+        if self.future.done():
+            # Somebody cancelled the future itself. Not at once: the pool is handing out slots just now.
+            asyncio.get_running_loop().call_soon(reservation.release)
+        else:
+            self.future.set_result(reservation)
+
+    def cancel(self) -> None:
+        """The caller is gone: leave the queue, and give back a slot that was granted in the same instant."""
+        self._timer.cancel()
+        if self.future.done():
+            if not self.future.cancelled() and self.future.exception() is None:
+                self.future.result().release()
+            return
+        self._pool.on_hold_end(self)
+        self.future.cancel()
+
+    def _expire(self, late: ErrorKind) -> None:
+        if self.future.done():
+            return
+        self._pool.on_hold_end(self)
+        self.future.set_exception(self._pool.late_error(self.head, late))
