@@ -123,6 +123,8 @@ class _Replica:
             )
         except (RepositoryError, CannotLaunch) as error:
             raise StartFailed(str(error)) from error
+        except OSError as error:
+            raise StartFailed(f"Triton cannot be launched: {error.strerror}: {error.filename}") from error
 
     async def _unless_asked(self, work: Coroutine[Any, Any, None]) -> bool:
         """Do ``work``; False when it was given up because the replica is asked to leave."""

@@ -29,6 +29,7 @@ _LOOK_SECONDS = 0.01
 #: What Triton gives its models to end in. Nothing is in flight by then, or the drain limit has passed.
 _EXIT_SECONDS = 5
 _KEPT_LOGS = 20
+_REPOSITORY = "models"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -57,7 +58,10 @@ class TritonServer(Protocol):
 
 
 class LaunchedTriton:
-    """A tritonserver that is our child: its own process group, dead when we die, on loopback ports of its own."""
+    """A tritonserver that is our child: its own process group, dead when we die, on loopback ports of its own.
+
+    It runs in a directory of its own, so relative paths in ``triton_args`` mean files there.
+    """
 
     def __init__(self, *, repository: Path, run_dir: Path, replica_id: str, settings: PoolSettings) -> None:
         """Starts it at once: what is imported later is imported while it comes up.
@@ -66,6 +70,7 @@ class LaunchedTriton:
 
         Raises:
             CannotLaunch: no tritonserver here, or this system lacks what it needs.
+            OSError: the run directory cannot be written, or the program not be run.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("Triton is tied to the thread that launches it, so that must be the main thread")
@@ -73,6 +78,7 @@ class LaunchedTriton:
         self._owner = leftovers.this_process()
         self._directory = leftovers.replica_dir(run_dir, self._owner)
         self._log_path = _log_path(run_dir, replica_id)
+        _lay_out_directory(self._directory, repository)
         on_path = shutil.which("tritonserver")
         self._mark = leftovers.mark(run_dir, self._owner)
         self.check_mark = None if on_path else self._mark
@@ -87,15 +93,9 @@ class LaunchedTriton:
     def _from_wheel(self) -> list[str]:
         root = find_wheel()
         self._environment = _environment(library_folder(root))
-        try:
-            program = lay_out_server(root, self._directory)
-        except OSError as error:
-            raise CannotLaunch(f"{self._directory} cannot be written: {error.strerror}") from error
-        return [
-            str(program),
-            f"--backend-directory={program.parent / 'backends'}",
-            f"--cache-directory={program.parent / 'caches'}",
-        ]
+        program = lay_out_server(root, self._directory)
+        server = program.parent.relative_to(self._directory)
+        return [str(program), f"--backend-directory={server / 'backends'}", f"--cache-directory={server / 'caches'}"]
 
     def _spawn(self) -> None:
         http, grpc, metrics = sockets.free_ports(3)
@@ -109,6 +109,7 @@ class LaunchedTriton:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
+                cwd=self._directory,
                 process_group=0,
                 preexec_fn=_die_with_parent(),
             )
@@ -117,7 +118,7 @@ class LaunchedTriton:
     def _options(self) -> list[str]:
         memory = self._settings.memory
         options = [
-            f"--model-repository={self._repository}",
+            f"--model-repository={_REPOSITORY}",
             "--model-control-mode=explicit",
             # Strict readiness turns the server unready while any model loads, and for ever after one failed load.
             "--strict-readiness=false",
@@ -200,6 +201,13 @@ class AttachedTriton:
 
     def kill(self) -> None:
         pass
+
+
+def _lay_out_directory(directory: Path, repository: Path) -> None:
+    """Where Triton runs. It gets relative paths only: its Python backend hangs for ever on a path with a space, and
+    fails on one that is not ASCII, wherever the user's folders stand."""
+    directory.mkdir(parents=True)
+    (directory / _REPOSITORY).symlink_to(repository.resolve())
 
 
 def _die_with_parent() -> Callable[[], None]:

@@ -171,8 +171,16 @@ async def test_the_triton_on_the_path_goes_first(
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
     async with running_triton(echo_repository, ["ident"], tmp_path / "run") as addresses:
         assert await infer(addresses.http, "ident", [2.0]) == [2.0]
-        assert not (tmp_path / "run/replicas").exists()
+        assert not list((tmp_path / "run/replicas").glob("*/server"))
     _assert_nothing_left(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["with a space", "ümlaut"])
+async def test_folders_may_have_any_name(tmp_path: Path, name: str) -> None:
+    """Triton's Python backend hangs on a path with a space and fails on one that is not ASCII."""
+    write_model(tmp_path / name / "models", "ident")
+    async with running_triton(tmp_path / name / "models", ["ident"], tmp_path / name / "run") as addresses:
+        assert await infer(addresses.http, "ident", [2.0]) == [2.0]
 
 
 async def test_killed_agents_leave_nothing(
