@@ -12,6 +12,7 @@ from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, Respon
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from stores.driver import connection_pool
 from stores.settings import StoreSettings
 from wire.errors import ErrorKind, TidegateError
 
@@ -49,7 +50,7 @@ class Store:
     @classmethod
     def connect(cls, settings: StoreSettings, *, client_name: str) -> Self:
         """A store that connects on first use; nothing is sent yet."""
-        redis = Redis.from_url(
+        pool = connection_pool(
             settings.resolved_url,
             socket_timeout=settings.timeout_seconds,
             socket_connect_timeout=settings.timeout_seconds,
@@ -58,7 +59,7 @@ class Store:
             client_name=client_name,
             health_check_interval=30,
         )
-        return cls(redis, settings.key_prefix)
+        return cls(Redis.from_pool(pool), settings.key_prefix)
 
     async def close(self) -> None:
         await self.redis.aclose()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -37,6 +38,8 @@ def run_demo(loaded: Loaded, out: Path) -> int:
     """0 when everything came out as it should, 1 with the reason on stderr."""
     out = out.resolve()
     console = Console()
+    # Told to stop, it stops what it started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         demo = prepare(loaded, out)
         samples = loaded.system.deployments_dir / _POOL / "samples"
@@ -54,6 +57,9 @@ def run_demo(loaded: Loaded, out: Path) -> int:
         (out / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     except DemoError as error:
         sys.stderr.write(f"the demo failed: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("the demo was stopped\n")
         return 1
     console.print(f"No process is left. Everything is in {out}", markup=False, highlight=False)
     return 0
