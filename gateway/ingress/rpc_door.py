@@ -1,6 +1,6 @@
 """The gRPC door: every method of Triton's service, tensors never decoded.
 
-Who answers which method is in docs/protocol.md. Where a message names a model, routing reads that one field.
+Who answers which method is in docs/protocol-grpc.md. Where a message names a model, routing reads that one field.
 """
 
 import asyncio

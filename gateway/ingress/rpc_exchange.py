@@ -33,8 +33,8 @@ _BROKEN = (
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
-#: Written by gRPC itself on each leg.
-_PER_LEG = frozenset(("user-agent", "content-type", "te", "host", "connection"))
+#: Written by gRPC itself on each leg, or meant for the gateway.
+_PER_LEG = frozenset(("user-agent", "content-type", "te", "host", "connection", JOB_HEADER))
 
 
 @dataclass

@@ -97,6 +97,7 @@ async def test_bytes_metadata_and_trailers_pass_unchanged(upstream: UpstreamGrpc
         assert dict(await call.trailing_metadata()) == {"after": "2", "raw-bin": b"\x00\xff"}
         assert upstream.seen[0].method == SERVICE + "ModelInfer"
         assert upstream.seen[0].metadata["x-trace"] == "abc"
+        assert JOB_HEADER not in upstream.seen[0].metadata
         assert upstream.seen[0].messages == [body]
         assert door.pool.in_flight == 0
         told = door.counted.requests[0]
