@@ -30,7 +30,9 @@ _RAY_ENVIRONMENT = {
     "RAY_enable_metrics_collection": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_DEDUP_LOGS": "0",
+    # Ray's own log files live and end with the gateway; they may not fill a disk meanwhile.
+    "RAY_ROTATION_MAX_BYTES": str(10 * 2**20),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
 }
 
 
