@@ -7,6 +7,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import numpy as np
@@ -126,10 +127,27 @@ def test_five_cycles(system: System) -> None:
         infer_http(system.http_address)
 
 
-def _both(system: System, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[Answer, Answer]:
+@pytest.fixture(scope="module")
+def replica(system: System) -> Iterator[dict[str, Any]]:
+    """The lease of a replica that stays, because somebody calls it all the time."""
+    enough = threading.Event()
+
+    def call() -> None:
+        while not enough.wait(0.3):
+            infer_http(system.http_address)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    (lease,) = system.wait_for_ready()
+    yield lease
+    enough.set()
+    caller.join(130)
+
+
+def _both(
+    system: System, replica: dict[str, Any], method: str, path: str, body: bytes, headers: dict[str, str]
+) -> tuple[Answer, Answer]:
     """The same request to the gateway and to the Triton behind it."""
-    infer_http(system.http_address)
-    (replica,) = system.wait_for_ready()
     through = raw_http(system.http_address, method, path, body, headers)
     direct = raw_http(replica["http_address"], method, path, body, headers)
     return through, direct
@@ -159,27 +177,36 @@ LENGTH = {"Inference-Header-Content-Length": str(BINARY_LENGTH)}
         ("POST", INFER, json_request().replace(b"FP32", b"INT8"), {}),
         ("POST", INFER, BINARY, {}),
         ("POST", f"/v2/models/{MODEL}/versions/9/infer", json_request(), {}),
-        ("POST", "/v2/models/nobody/infer", json_request(), {}),
         ("GET", f"/v2/models/{MODEL}", b"", {}),
         ("GET", f"/v2/models/{MODEL}/config", b"", {}),
         ("GET", f"/v2/models/{MODEL}/ready", b"", {}),
         ("GET", "/v2", b"", {}),
-        ("GET", "/nowhere", b"", {}),
         ("POST", "/v2/repository/index", b"", {}),
     ],
 )
-def test_http_answers_are_tritons(system: System, method: str, path: str, body: bytes, headers: dict[str, str]) -> None:
+def test_http_answers_are_tritons(
+    system: System, replica: dict[str, Any], method: str, path: str, body: bytes, headers: dict[str, str]
+) -> None:
     """Status, headers and body equal those of a direct call, compressed or not."""
-    through, direct = _both(system, method, path, body, headers)
+    through, direct = _both(system, replica, method, path, body, headers)
     assert _comparable(through) == _comparable(direct)
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v2/models/nobody/infer"), ("GET", "/nowhere")])
+def test_unknown_is_told_as_triton_does(system: System, replica: dict[str, Any], method: str, path: str) -> None:
+    """A-020: what the gateway answers by itself has Triton's status and body, and is marked as the gateway's."""
+    through, direct = _both(system, replica, method, path, b"", {})
+    assert (through.status, through.body) == (direct.status, direct.body)
+    assert ("tidegate-error", "not_found") in through.headers
+    assert ("Content-Type", "application/json") in through.headers
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
 @pytest.mark.parametrize("wrong", [False, True])
-def test_grpc_answers_are_tritons(system: System, compression: grpc.Compression, wrong: bool) -> None:
+def test_grpc_answers_are_tritons(
+    system: System, replica: dict[str, Any], compression: grpc.Compression, wrong: bool
+) -> None:
     """The message, or the status with its words, equals that of a direct call."""
-    infer_http(system.http_address)
-    (replica,) = system.wait_for_ready()
     request = service_pb2.ModelInferRequest(model_name=MODEL, id="7")
     request.inputs.add(name="x", datatype="INT8" if wrong else "FP32", shape=list(CROP.shape))
     request.raw_input_contents.append(CROP.tobytes())
@@ -196,8 +223,8 @@ def test_grpc_answers_are_tritons(system: System, compression: grpc.Compression,
     assert call(system.grpc_address) == call(replica["grpc_address"])
 
 
-def test_json_and_binary_agree(system: System) -> None:
+def test_json_and_binary_agree(system: System, replica: dict[str, Any]) -> None:
     """The same numbers by every way, so that equal bytes above are not equal errors."""
-    through, _ = _both(system, "POST", INFER, json_request(), {})
+    through, _ = _both(system, replica, "POST", INFER, json_request(), {})
     data = json.loads(through.body)["outputs"][0]["data"]
     np.testing.assert_allclose(data, infer_grpc(system.grpc_address)[0], rtol=1e-6)
