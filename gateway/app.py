@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.instance import GatewayInstance, InstanceSettings, LogTarget, PortTakenError, quiet_ray
-from gateway.local_ray import prepare_environment, ray_is_alive, start_ray, stop_ray
+from gateway.local_ray import LocalRay, prepare_environment
 from gateway.settings import GatewaySettings
 from stores.settings import StoreSettings
 from wire.pools import PoolSettings
@@ -77,20 +77,20 @@ def run_gateway(
     except PortTakenError as error:
         log.error("event=gateway-failed error=%r", str(error))
         return code
-    stop = _Stop()
+    stop, ray = _Stop(), LocalRay(ray_dir)
     stop.install()
     started = False
     try:
-        _start(InstanceSettings(settings, store_settings, dict(pools)), tuple(queues), ray_dir, stop)
+        _start(InstanceSettings(settings, store_settings, dict(pools)), tuple(queues), ray, stop)
         started = True
-        _watch(stop)
+        _watch(ray, stop)
     except PortTakenError as error:
         log.error("event=gateway-failed error=%r", str(error))
     except _Signalled:
         code = _drain(settings.drain_limit_seconds, stop) if started else 0
     finally:
         stop.ending = True
-        stop_ray(ray_dir, patience_seconds=0.0 if stop.forced.is_set() else _END_SECONDS)
+        ray.stop(patience_seconds=0.0 if stop.forced.is_set() else _END_SECONDS)
     return code
 
 
@@ -121,13 +121,13 @@ class _Stop:
         raise _Signalled
 
 
-def _start(settings: InstanceSettings, queues: tuple[str, ...], ray_dir: Path, stop: _Stop) -> None:
+def _start(settings: InstanceSettings, queues: tuple[str, ...], ray: LocalRay, stop: _Stop) -> None:
     """Ray, then Serve, then the application; raises PortTakenError and RuntimeError."""
     began = time.monotonic()
     prepare_environment(Path(__file__).resolve().parent.parent)
     imports = threading.Thread(target=_import_ahead)
     imports.start()
-    start_ray(ray_dir)
+    ray.start()
     stop.install()
     imports.join()
     ray_up = time.monotonic()
@@ -155,9 +155,9 @@ def _import_ahead() -> None:
     import ray.serve  # noqa: F401
 
 
-def _watch(stop: _Stop) -> None:
+def _watch(ray: LocalRay, stop: _Stop) -> None:
     """Until a signal. Serve replaces instances and its own actors; if Ray itself has died, so does the gateway."""
-    while ray_is_alive():
+    while ray.alive:
         if stop.asked:  # the exception of the signal was lost in a callback of somebody else's
             raise _Signalled
         time.sleep(_WATCH_SECONDS)

@@ -9,6 +9,7 @@ minor version and why nothing else does it.
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -40,49 +41,61 @@ def prepare_environment(import_root: Path) -> None:
     """What Ray's processes shall inherit: its switches, and where our packages are found."""
     environment = os.environ  # noqa: TID251 (the only way to hand these to Ray's processes)
     environment.update(_RAY_ENVIRONMENT)
+    if not any(name.startswith("RAY_AUTH_") for name in environment):
+        # Ray's ports take orders from whoever holds this word; without one given it would keep one in the home folder.
+        environment.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     if str(import_root) not in paths:
         environment["PYTHONPATH"] = os.pathsep.join([str(import_root), *paths])
 
 
-def start_ray(ray_dir: Path) -> None:
-    """Start Ray with its sockets and logs in ``ray_dir`` and connect to it. Call it on the main thread: the kernel
-    ends Ray's processes when the thread that started them ends."""
-    import ray
+class LocalRay:
+    """Ray on this machine, with its sockets and logs in ``ray_dir``."""
 
-    with _lean_node():
-        ray.init(
-            address="local",
-            num_cpus=0,  # no idle workers are started ahead; the actors of Serve and ours ask for no CPU
-            num_gpus=0,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=str(ray_dir),
-        )
-    _watch_over_agents()
+    def __init__(self, ray_dir: Path) -> None:
+        self._ray_dir = ray_dir
+        self._watch: subprocess.Popen[bytes] | None = None
 
+    def start(self) -> None:
+        """Start Ray and connect to it. Call it on the main thread: the kernel ends Ray's processes when the thread that
+        started them ends."""
+        import ray
 
-def ray_is_alive() -> bool:
-    """False when one of Ray's own processes has ended."""
-    import ray
-    from ray._private import worker
+        with _lean_node():
+            ray.init(
+                address="local",
+                num_cpus=0,  # no idle workers are started ahead; the actors of Serve and ours ask for no CPU
+                num_gpus=0,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(self._ray_dir),
+            )
+        self._watch = _watch_over_agents()
 
-    node = worker._global_node
-    return bool(ray.is_initialized() and node is not None and not node.dead_processes())
+    @property
+    def alive(self) -> bool:
+        """False when one of Ray's own processes has ended."""
+        import ray
+        from ray._private import worker
 
+        node = worker._global_node
+        return bool(ray.is_initialized() and node is not None and not node.dead_processes())
 
-def stop_ray(ray_dir: Path, *, patience_seconds: float) -> None:
-    """End Ray, every process it started and its files. What does not end by itself in time gets SIGKILL."""
-    import ray
+    def stop(self, *, patience_seconds: float) -> None:
+        """End Ray, every process it started and its files. What does not end by itself in time gets SIGKILL."""
+        import ray
 
-    family = descendants(os.getpid())
-    with contextlib.suppress(Exception):
-        ray.shutdown()
-    end_processes(family, patience_seconds=patience_seconds)
-    shutil.rmtree(ray_dir, ignore_errors=True)
+        family = descendants(os.getpid())
+        if self._watch is not None:
+            self._watch.kill()
+            self._watch.communicate()
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        end_processes(family, patience_seconds=patience_seconds)
+        shutil.rmtree(self._ray_dir, ignore_errors=True)
 
 
 def descendants(pid: int) -> dict[int, int]:
@@ -132,14 +145,14 @@ def _stat(pid: int) -> tuple[int, int] | None:
     return None if fields[0] == b"Z" else (int(fields[1]), int(fields[19]))
 
 
-def _watch_over_agents() -> None:
+def _watch_over_agents() -> "subprocess.Popen[bytes]":
     """See to it that Ray's agents end when this process is killed.
 
     The kernel then ends Ray's daemon, and with it all workers; but its two agents first try for minutes to report the
-    loss. A shell that waits for the end of this process, and is therefore ended in :func:`stop_ray` only, ends them.
+    loss. A shell that waits for the end of this process ends them.
     """
     agents = [str(pid) for child in descendants(os.getpid()) for pid in _children(child)]
-    subprocess.Popen(
+    return subprocess.Popen(
         ["/bin/sh", "-c", 'read _; kill -9 "$@" 2>/dev/null', "tidegate-ray-watch", *agents],
         stdin=subprocess.PIPE,
         start_new_session=True,

@@ -129,6 +129,7 @@ async def _drains(gateway: GatewayProcess, store: Store) -> None:
     assert code == 0, gateway.log
     assert [pid for pid in family if _is_alive(pid)] == []
     assert not gateway.ray_dir.exists()
+    assert "ray-process-killed" not in gateway.log
     assert await GatewayDirectory(store).list() == []
 
 
