@@ -271,7 +271,7 @@ async def test_sigterm_lets_a_request_in_flight_finish(
         request = asyncio.create_task(infer(lease.http_address, "slow", [3.0]))
         await asyncio.sleep(0.3)
         replica.signal(signal.SIGTERM)
-        draining = await replica.until(ReplicaState.DRAINING, limit_seconds=1.0)
+        draining = await replica.until(ReplicaState.DRAINING, limit_seconds=3.0)
         assert draining.reason == "asked to leave by SIGTERM" and not request.done()
         assert await request == [3.0]
         assert await replica.exit_code() == 0
@@ -287,11 +287,11 @@ async def test_a_second_signal_forces(
         request = asyncio.create_task(infer(lease.http_address, "slow", [3.0]))
         await asyncio.sleep(0.3)
         replica.signal(signal.SIGTERM)
-        await replica.until(ReplicaState.DRAINING, limit_seconds=1.0)
+        await replica.until(ReplicaState.DRAINING, limit_seconds=3.0)
         replica.signal(signal.SIGTERM)
         begun = time.monotonic()
         await replica.exit_code()
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < 3.0
         assert isinstance((await asyncio.gather(request, return_exceptions=True))[0], Exception)
         _assert_nothing_left(tmp_path)
 
@@ -321,7 +321,7 @@ async def test_a_dead_triton_ends_the_replica_at_once(
         os.kill(triton, signal.SIGKILL)
         begun = time.monotonic()
         assert await replica.exit_code() == 1
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < 5.0
         assert await replica.lease() is None
         assert "Triton was ended by SIGKILL" in replica.log
         _assert_nothing_left(tmp_path)
@@ -355,7 +355,8 @@ async def test_a_start_that_takes_too_long_is_given_up(store: Store, valkey: Run
         store, valkey.settings, tmp_path / "models", ["loadslow"], tmp_path, settings=settings
     ) as replica:
         failed = await replica.until(ReplicaState.FAILED)
-        assert failed.reason == "not ready within 2 s; it was still waiting for model loadslow to load"
+        told = "not ready within 2 s; it was still waiting for model loadslow to load"
+        assert failed.reason is not None and failed.reason.startswith(told)
         assert await replica.exit_code() == 1
         _assert_nothing_left(tmp_path)
 
