@@ -128,7 +128,7 @@ def test_killed_worker_leaves_its_jobs_to_another(system: System) -> None:
     with ThreadPoolExecutor(1) as pool:
         jobs = pool.submit(_submit_and_wait, system, "segcls", [_page()] * 12, 180)
         system.wait_until(
-            lambda it: any(queue["pending"] for queue in it.status()["queues"] if queue["name"] == "segcls"),
+            lambda it: any(row["pending"] for row in it.status()["queues"] if row["queue"] == "segcls"),
             30,
             "claimed jobs",
         )
