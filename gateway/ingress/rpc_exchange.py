@@ -44,6 +44,8 @@ class Passage:
     began: float
     pool: Pool | None = None
     held_seconds: float = 0.0
+    cut_short: bool = False
+    """True when a stream is ended from here, because its replica or this instance leaves."""
 
 
 class UpstreamStatusError(Exception):
@@ -107,7 +109,7 @@ class Exchanges:
             call = upstream.stream(path)(
                 timeout=self._remaining(head), metadata=passed_on(context.invocation_metadata())
             )
-            writer = self._loop.create_task(_write_all(first, context, call, (upstream.retired, leaving)))
+            writer = self._loop.create_task(_write_all(first, context, call, passage, (upstream.retired, leaving)))
             try:
                 while (message := await call.read()) is not grpc.aio.EOF:
                     await context.write(message)
@@ -128,8 +130,9 @@ class Exchanges:
                 raise
             finally:
                 call.cancel()
-                cut_short = await _end(writer)
-            if cut_short:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+            if passage.cut_short:
                 raise TidegateError(ErrorKind.DRAINING, "the replica of this stream is leaving; open a new stream")
 
     @asynccontextmanager
@@ -182,8 +185,10 @@ async def _reserve(pool: Pool, head: RequestHead, since: float | None) -> Reserv
         raise
 
 
-async def _write_all(first: bytes, context: Any, call: Any, endings: tuple[asyncio.Event, ...]) -> bool:
-    """The caller's messages to the replica; True when one of ``endings`` came before the caller's end."""
+async def _write_all(
+    first: bytes, context: Any, call: Any, passage: Passage, endings: tuple[asyncio.Event, ...]
+) -> None:
+    """The caller's messages to the replica, until the caller has no more or one of ``endings`` comes."""
     waits = [asyncio.ensure_future(event.wait()) for event in endings]
     message: Any = first
     reading: asyncio.Future[Any] | None = None
@@ -193,24 +198,15 @@ async def _write_all(first: bytes, context: Any, call: Any, endings: tuple[async
             reading = asyncio.ensure_future(context.read())
             await asyncio.wait((reading, *waits), return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
-                await call.done_writing()
-                return True
+                passage.cut_short = True
+                break
             message = reading.result()
         await call.done_writing()
-        return False
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-        return False  # the call has ended; its reader says how
+        pass  # the call has ended; its reader says how
     finally:
         for wait in (*waits, *([reading] if reading else [])):
             wait.cancel()
-
-
-async def _end(writer: "asyncio.Task[bool]") -> bool:
-    if writer.done():
-        return not writer.cancelled() and writer.exception() is None and writer.result()
-    writer.cancel()
-    await asyncio.wait((writer,))
-    return False
 
 
 async def _pass_initial_metadata(call: Any, context: Any) -> None:
