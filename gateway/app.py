@@ -8,7 +8,6 @@ import fcntl
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -16,9 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway.instance import GatewayInstance, InstanceSettings, LogTarget, PortTakenError, quiet_ray
+from gateway.instance import GatewayInstance, LogTarget, quiet_ray
 from gateway.local_ray import LocalRay, prepare_environment
-from gateway.settings import GatewaySettings
+from gateway.ports import PortTakenError, refuse_taken_ports
+from gateway.settings import GatewaySettings, InstanceSettings
 from stores.settings import StoreSettings
 from wire.pools import PoolSettings
 from wire.queues import QueueSettings
@@ -73,7 +73,7 @@ def run_gateway(
     """
     code = 1
     try:
-        _refuse_taken_ports(settings)
+        refuse_taken_ports(settings)
     except PortTakenError as error:
         log.error("event=gateway-failed error=%r", str(error))
         return code
@@ -181,23 +181,6 @@ def _drain(limit_seconds: float, stop: _Stop) -> int:
         log.warning("event=drain-failed error=%r", str(error))
         return 1
     return 0
-
-
-def _refuse_taken_ports(settings: GatewaySettings) -> None:
-    """Raises PortTakenError before anything is started.
-
-    Instances share their ports with SO_REUSEPORT, so a foreign program with that option would go unnoticed, and Serve
-    would notice a taken port only after ten seconds. A bind without it tells at once.
-    """
-    for key in ("http_port", "grpc_port", "metrics_port", "control_port"):
-        port = getattr(settings, key)
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((settings.host, port))
-            except OSError as error:
-                raise PortTakenError(f"gateway.{key}: port {port} on {settings.host}: {error.strerror}") from error
 
 
 def _plain(error: RuntimeError) -> Exception:

@@ -18,8 +18,9 @@ import uvloop
 from gateway.at_zero import AtZero
 from gateway.ingress.http_door import HttpDoor
 from gateway.ingress.rpc_door import GrpcDoor
-from gateway.instance import InstanceSettings, PortTakenError
+from gateway.ports import PortTakenError
 from gateway.routing.router import Router
+from gateway.settings import InstanceSettings
 from gateway.telemetry import MetricsListener, Telemetry
 from stores.membership import CatalogueStore, GatewayDirectory, ReplicaDirectory
 from stores.scaling import Activations

@@ -4,29 +4,13 @@ The process that starts Ray imports this module to describe instances; only an i
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.settings import GatewaySettings
-from stores.settings import StoreSettings
-from wire.pools import PoolSettings
+from gateway.settings import InstanceSettings
 
 if TYPE_CHECKING:
     from gateway.data_plane import DataPlaneThread
-
-
-class PortTakenError(Exception):
-    """A port cannot be opened; the text is one sentence for people."""
-
-
-@dataclass(frozen=True)
-class InstanceSettings:
-    """Everything an instance needs to open its data plane; can be pickled."""
-
-    gateway: GatewaySettings
-    store: StoreSettings
-    pools: Mapping[str, PoolSettings]
 
 
 @dataclass(frozen=True)

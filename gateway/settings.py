@@ -1,7 +1,12 @@
 """Settings of the gateway: section ``gateway`` of ``tidegate.yaml``."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from pydantic import Field
 
+from stores.settings import StoreSettings
+from wire.pools import PoolSettings
 from wire.settings import SettingsModel
 
 
@@ -32,3 +37,12 @@ class GatewaySettings(SettingsModel):
     """A caller's keep-alive connection is closed after this time without a request. Unit: seconds."""
     drain_limit_seconds: float = Field(default=30.0, ge=0)
     """Longest wait for requests to finish when an instance leaves. Unit: seconds."""
+
+
+@dataclass(frozen=True)
+class InstanceSettings:
+    """Everything one gateway instance needs to open its data plane; can be pickled."""
+
+    gateway: GatewaySettings
+    store: StoreSettings
+    pools: Mapping[str, PoolSettings]

@@ -5,7 +5,7 @@ import secrets
 from autoscaler.backends.local import REPLICA_COMMAND, LocalBackend
 from autoscaler.loop import run_autoscaler
 from stores.store import Store
-from tidegate.run import no_file_flag
+from tidegate.launch import no_file_flag
 from tidegate.settings import Loaded
 
 

@@ -9,10 +9,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tidegate.launch import gateway_url
 from tidegate.logs import LEVELS, start_logging
 from tidegate.settings import Loaded, load
 from wire.settings import SettingsError
+
+if TYPE_CHECKING:
+    from stores.store import Store
 
 ROLES = ("gateway", "autoscaler", "worker", "replica", "supervisor")
 
@@ -99,7 +104,6 @@ def _autoscaler(loaded: Loaded, arguments: argparse.Namespace) -> int:
 
 def _replica(loaded: Loaded, arguments: argparse.Namespace) -> int:
     from replicas.agent import AttachAddresses, run_replica
-    from stores.store import Store
 
     pool, replica_id = arguments.pool, arguments.id
     if pool not in loaded.pools or not replica_id:
@@ -109,53 +113,30 @@ def _replica(loaded: Loaded, arguments: argparse.Namespace) -> int:
     if arguments.attach_http or arguments.attach_grpc:
         attach = AttachAddresses(arguments.attach_http, arguments.attach_grpc, arguments.attach_metrics)
 
-    async def serve() -> int:
-        store = Store.connect(loaded.system.store, client_name=f"tidegate-{replica_id}")
-        try:
-            return await run_replica(
-                pool=pool,
-                settings=loaded.pools[pool],
-                repository=loaded.repository(pool),
-                run_dir=loaded.run_dir,
-                store=store,
-                replica_id=replica_id,
-                attach=attach,
-                lifeline_fd=arguments.lifeline_fd,
-            )
-        finally:
-            await store.close()
+    def connect() -> "Store":
+        from stores.store import Store
 
-    return asyncio.run(serve())
+        return Store.connect(loaded.system.store, client_name=f"tidegate-{replica_id}")
+
+    return asyncio.run(
+        run_replica(
+            pool=pool,
+            settings=loaded.pools[pool],
+            repository=loaded.repository(pool),
+            run_dir=loaded.run_dir,
+            # Not connected here: the store's driver is imported while Triton comes up.
+            store=connect,
+            replica_id=replica_id,
+            attach=attach,
+            lifeline_fd=arguments.lifeline_fd,
+        )
+    )
 
 
 def _supervisor(loaded: Loaded, arguments: argparse.Namespace) -> int:
     from tidegate.supervisor.up import run_supervisor
 
     return asyncio.run(run_supervisor(loaded, notify_fd=arguments.notify_fd, log_level=arguments.log_level))
-
-
-def run_command(loaded: Loaded, role: str) -> tuple[str, ...]:
-    """The command that starts one process of this installation; the path of its settings names it in listings."""
-    return (
-        *(sys.executable, "-m", "tidegate", "run", role, "--config", str(loaded.config_path)),
-        *no_file_flag(loaded),
-    )
-
-
-def no_file_flag(loaded: Loaded) -> tuple[str, ...]:
-    """Settings that are all defaults come from no file; the processes must not miss it."""
-    return () if loaded.config_path.exists() else ("--no-config-file",)
-
-
-def gateway_url(loaded: Loaded) -> str:
-    """Where processes on this host reach the data plane."""
-    gateway = loaded.system.gateway
-    return f"http://{reachable(gateway.host)}:{gateway.http_port}"
-
-
-def reachable(host: str) -> str:
-    """An address to connect to for an address that is bound to."""
-    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
 
 
 _ROLES = {

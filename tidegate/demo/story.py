@@ -19,9 +19,9 @@ from tidegate.demo.calls import Call, call_both
 from tidegate.demo.observer import Observed, look_at_statistics, observing
 from tidegate.demo.pages import differences, write_pages
 from tidegate.demo.system import DemoError, prepare
+from tidegate.launch import reachable
 from tidegate.lifecycle import start_detached, stop
 from tidegate.report import with_store
-from tidegate.run import reachable
 from tidegate.settings import Loaded
 from tidegate.submit import Progress, Submitted, run_jobs, write_result
 from tidegate.supervisor.processes import processes_of

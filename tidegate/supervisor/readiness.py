@@ -7,7 +7,7 @@ from stores.membership import GatewayDirectory
 from stores.scaling import DecisionLog
 from stores.snapshot import connected_names
 from stores.store import Store
-from tidegate.run import reachable
+from tidegate.launch import reachable
 from tidegate.settings import Loaded
 from wire.errors import TidegateError
 

@@ -15,8 +15,8 @@ from replicas.layout import LayoutError, lay_out
 from replicas.leftovers import sweep
 from stores.embedded import embedded_command
 from stores.store import Store
+from tidegate.launch import gateway_url, reachable, run_command
 from tidegate.logs import LineFormatter
-from tidegate.run import gateway_url, reachable, run_command
 from tidegate.settings import Loaded, ports_of
 from tidegate.supervisor.children import Child, Children, ChildSpec, become_reaper
 from tidegate.supervisor.notify import Notifier
