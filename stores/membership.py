@@ -10,9 +10,11 @@ Keys (under the prefix):
 """
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import TypeVar
 
 from stores.store import Store
+from wire.errors import TidegateError
 from wire.membership import Catalogue, GatewayReport, Record, ReplicaLease
 
 R = TypeVar("R", bound=Record)
@@ -107,7 +109,9 @@ async def _read_all(store: Store, index: str, kind: str, model: type[R]) -> list
         if not members:
             return []
         values = await store.redis.mget([store.key(kind, member) for member in members])
-        gone = [member for member, value in zip(members, values, strict=True) if value is None]
-        if gone:
+    gone = [member for member, value in zip(members, values, strict=True) if value is None]
+    if gone:
+        # Housekeeping: a store that takes no writes just now can still be read.
+        with suppress(TidegateError), store.errors():
             await store.redis.srem(index, *gone)
     return [model.model_validate_json(value) for value in values if value is not None]

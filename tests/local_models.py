@@ -1,12 +1,12 @@
 """The three vision models run in this process, in place of the gateway: checks the handlers without Triton."""
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-import rapidocr_onnxruntime
 from numpy.typing import NDArray
 
 _FILES = {
@@ -22,7 +22,10 @@ class LocalModels:
     def __init__(self, deployments: Path) -> None:
         self.deployments = deployments
         self.calls: list[str] = []
-        folder = Path(rapidocr_onnxruntime.__file__).parent / "models"
+        # Found, not imported: the package's own code has dependencies that are not installed.
+        spec = find_spec("rapidocr_onnxruntime")
+        assert spec is not None and spec.origin is not None
+        folder = Path(spec.origin).parent / "models"
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 2
         options.log_severity_level = 3

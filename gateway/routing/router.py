@@ -8,7 +8,7 @@ from gateway.routing.pool import Pool
 from stores.membership import CatalogueStore, GatewayDirectory, ReplicaDirectory
 from stores.scaling import Activations
 from wire.errors import ErrorKind, TidegateError
-from wire.membership import GatewayReport
+from wire.membership import GatewayReport, ReplicaLease, ReplicaState
 from wire.pools import PoolSettings
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Router:
         self._wanted_event = asyncio.Event()
         self.store_seen_at: float | None = None
         """Loop time of the last successful read of the store; None before the first."""
+        self._store_well_since: float | None = None
 
     def pool_of(self, model: str) -> Pool:
         """The pool that serves ``model``.
@@ -91,15 +92,29 @@ class Router:
         """Read a pool's replicas. While the store is away the last known ones stay: inference survives it."""
         had_ready = pool.has_ready_replica
         try:
-            pool.update(await self._replicas.list(pool.name))
+            leases = await self._replicas.list(pool.name)
+            pool.update([*leases, *self._not_believed_gone(pool, leases)])
             if pool.catalogue is None or pool.has_ready_replica > had_ready:
                 pool.catalogue = await self._catalogues.get(pool.name)
         except TidegateError as error:
             if self.store_seen_at is not None:
                 log.warning("event=store-away pool=%s error=%r", pool.name, error.message)
             self.store_seen_at = None
+            self._store_well_since = None
         else:
             self.store_seen_at = asyncio.get_running_loop().time()
+
+    def _not_believed_gone(self, pool: Pool, leases: list[ReplicaLease]) -> list[ReplicaLease]:
+        """Ready replicas whose lease has lapsed, unless the store has been well for as long as a lease lasts.
+
+        A store that takes no writes (its disk is full), or that was away, lets leases lapse whose owners are alive.
+        A replica that leaves says so first, and one that cannot be reached is ejected anyway.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._store_well_since is not None and now - self._store_well_since >= pool.settings.replica.lease_seconds:
+            return []
+        there = {lease.id for lease in leases}
+        return [lease for lease in pool.replicas if lease.id not in there and lease.state is ReplicaState.READY]
 
     # -- load report and activation -----------------------------------------------------------------------
 
@@ -113,7 +128,13 @@ class Router:
 
     async def _write_report(self) -> None:
         loads = {name: pool.load() for name, pool in self.pools.items()}
-        await self._gateways.report(self._identity.model_copy(update={"pools": loads}), _REPORT_LEASE_SECONDS)
+        try:
+            await self._gateways.report(self._identity.model_copy(update={"pools": loads}), _REPORT_LEASE_SECONDS)
+        except TidegateError:
+            self._store_well_since = None
+            raise
+        if self._store_well_since is None:
+            self._store_well_since = asyncio.get_running_loop().time()
 
     def _want(self, pool: str) -> None:
         self._wanted.add(pool)
