@@ -108,7 +108,7 @@ def test_a_replica_in_the_middle_of_its_start_outlives_nothing(tmp_path: Path) -
 
 
 def test_ctrl_c_drains_and_a_second_one_forces(tmp_path: Path) -> None:
-    """A job that takes long is worked on: the first signal waits for it, the second does not."""
+    """A second Ctrl-C while the system drains ends it soon; nothing is left either way."""
     system = prepare(tmp_path, pool={"scaling": {"min_replicas": 1}})
     log = (tmp_path / "up.out").open("wb")
     with log, subprocess.Popen(system.command("up"), stdout=log, stderr=log, cwd=ROOT) as up:
