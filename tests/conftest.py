@@ -1,5 +1,11 @@
 """Fixtures that tests of several rooms share."""
 
+import os
+
+# Before gRPC is first imported: after a fork its threads would start again in the child, find their files closed and
+# abort it before it becomes the program it is meant to be. Tests use gRPC and start programs in one process.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
+
 from tests.triton import echo_repository, vision_repository
 from tests.valkey import store, valkey
 

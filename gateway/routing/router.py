@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 
 from gateway.routing.pool import Pool
@@ -49,7 +50,8 @@ class Router:
         self._wanted_event = asyncio.Event()
         self.store_seen_at: float | None = None
         """Loop time of the last successful read of the store; None before the first."""
-        self._store_well_since: float | None = None
+        # Loop time; None while the store is away or takes no writes. Nothing is known yet that it could have let lapse.
+        self._store_well_since: float | None = -math.inf
 
     def pool_of(self, model: str) -> Pool:
         """The pool that serves ``model``.

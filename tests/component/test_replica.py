@@ -204,7 +204,7 @@ async def test_killed_agents_leave_nothing(
             await asyncio.gather(request, return_exceptions=True)
             await _until(lambda: not one.triton_processes() and not two.triton_processes(), 5.0)
             # A stub that was in the middle of a request waits for ever to hand its answer to a server that is gone.
-            assert len(busy.triton_processes()) <= 1
+            await _until(lambda: len(busy.triton_processes()) <= 1, 5.0)
             leftovers.sweep(tmp_path)
             _assert_nothing_left(tmp_path)
             assert not list((tmp_path / "replicas").iterdir())
