@@ -114,7 +114,7 @@ async def _http_callers(side: Side, values: int, callers: int) -> Callers:
                 writer.write(body)
                 await writer.drain()
             answer = await reader.readuntil(b"\r\n\r\n")
-            length = int(answer.lower().split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
+            length = int(answer.lower().split(b"\r\ncontent-length:", 1)[1].split(b"\r\n", 1)[0])
             received = await reader.readexactly(length)
             return answer.startswith(b"HTTP/1.1 200") and received.endswith(tensor[-64:])
 

@@ -71,20 +71,20 @@ def _kind(pid: int) -> str:
 
 #: First match wins; what is Ray's is told apart from what is ours.
 _KINDS = (
+    ("tidegate run supervisor", "supervisor"),
     ("tidegate run gateway", "gateway driver"),
+    ("tidegate-ray-watch", "gateway driver"),
     ("tidegate run autoscaler", "autoscaler"),
     ("tidegate run worker", "worker"),
     ("tidegate run replica", "replica agent"),
     ("ray::ServeReplica", "ray: gateway instance"),
     ("ray::ProxyActor", "ray: serve proxy"),
     ("ray::ServeController", "ray: serve controller"),
-    ("ray::", "ray: worker"),
+    ("ray::", "ray: agents"),
     ("gcs_server", "ray: gcs"),
     ("raylet/raylet", "ray: raylet"),
     ("/ray/", "ray: other"),
     ("triton_python_backend_stub", "triton stub"),
     ("tritonserver", "tritonserver"),
     ("valkey-server", "valkey"),
-    ("tidegate up", "supervisor"),
-    ("tidegate demo", "supervisor"),
 )
