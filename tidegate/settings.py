@@ -88,11 +88,12 @@ def load(config_path: Path | None = None, *, must_exist: bool = True) -> Loaded:
     path = (config_path or DEFAULT_CONFIG).resolve()
     problems: list[SettingsProblem] = []
     raw: dict[str, Any] = {}
+    shown = str(config_path or DEFAULT_CONFIG)
     if path.exists():
-        raw, problems = read_yaml(path)
+        raw, problems = read_yaml(path, shown=shown)
     elif config_path is not None and must_exist:
         raise SettingsError([SettingsProblem(str(config_path), "(file)", "no such file", str(path))])
-    shown = str(config_path or DEFAULT_CONFIG)
+    unread = bool(problems) and not raw
     system, wrong = _validated(SystemSettings, raw, shown)
     problems += wrong
     system = system or SystemSettings()
@@ -100,11 +101,15 @@ def load(config_path: Path | None = None, *, must_exist: bool = True) -> Loaded:
     system = system.model_copy(
         update={"state_dir": root / system.state_dir, "deployments_dir": root / system.deployments_dir}
     )
+    broken = {problem.key for problem in problems if problem.file == shown}
     pools, names, wrong = _pools(system.deployments_dir)
     problems += wrong
-    broken = {problem.key for problem in problems if problem.file == shown}
-    problems += _ports(shown, system, broken)
-    problems += _queues(shown, system, names)
+    # What follows from a default that stands in for something unreadable is no news.
+    if not unread:
+        if not names and "deployments_dir" not in broken:
+            problems.append(_no_pool(shown, system.deployments_dir))
+        problems += _ports(shown, system, broken)
+        problems += _queues(shown, system, names)
     if problems:
         raise SettingsError(problems)
     return Loaded(path, system, pools)
@@ -148,9 +153,6 @@ def _pools(deployments_dir: Path) -> tuple[dict[str, PoolSettings], set[str], li
     """Every pool that is sound, the names of all, and every problem."""
     folder = deployments_dir.name
     files = sorted(deployments_dir.glob("*/pool.yaml"))
-    if not files:
-        rule = "there is no pool: no <pool>/pool.yaml in this folder"
-        return {}, set(), [SettingsProblem("tidegate.yaml", "deployments_dir", rule, str(deployments_dir))]
     problems: list[SettingsProblem] = []
     pools: dict[str, PoolSettings] = {}
     for file in files:
@@ -168,6 +170,11 @@ def _pools(deployments_dir: Path) -> tuple[dict[str, PoolSettings], set[str], li
                 problems.append(SettingsProblem(shown, "models", rule, model))
         pools[file.parent.name] = pool
     return pools, {file.parent.name for file in files}, problems
+
+
+def _no_pool(shown: str, deployments_dir: Path) -> SettingsProblem:
+    rule = "there is no pool: no <pool>/pool.yaml in this folder"
+    return SettingsProblem(shown, "deployments_dir", rule, str(deployments_dir))
 
 
 def _models(shown: str, pool: PoolSettings, repository: Path) -> Iterator[SettingsProblem]:
@@ -194,7 +201,7 @@ def ports_of(system: SystemSettings) -> dict[str, int]:
 def _ports(shown: str, system: SystemSettings, broken: set[str]) -> Iterator[SettingsProblem]:
     seen: dict[int, str] = {}
     for key, port in ports_of(system).items():
-        if key in broken:
+        if key in broken or (key == "store.embedded_port" and "store.url" in broken):
             continue
         if port in seen:
             yield SettingsProblem(shown, key, f"this port is {seen[port]} already", str(port))

@@ -70,6 +70,53 @@ def test_a_syntax_error_hides_no_error_of_another_file(tmp_path: Path) -> None:
     assert any(t.startswith("deployments/vision/pool.yaml: models:") for t in told)
 
 
+@pytest.mark.parametrize("content", [b"gateway: {http_port: 1", b"\x00\xff\x81\x02", b"- a list", None])
+def test_of_a_file_that_cannot_be_read_only_that_is_told(tmp_path: Path, content: bytes | None) -> None:
+    """A syntax error, a binary file, no mapping, a folder: one problem, and of the file that was named."""
+    path = tmp_path / "node.yaml"
+    path.mkdir() if content is None else path.write_bytes(content)
+    (told,) = problems(path)
+    assert told.startswith(f"{path}: ")
+
+
+def test_problems_name_the_file_that_was_given(tmp_path: Path) -> None:
+    path = tmp_path / "node.yaml"
+    path.write_text("")
+    (told,) = problems(path)
+    assert told.startswith(f"{path}: deployments_dir: there is no pool")
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("http://hunter2", "must begin with redis://, rediss:// or unix://"),
+        ("hunter2:6379", "must begin with"),
+        ("redis://", "must name a host"),
+        ("redis://hunter2:port/0", "cannot be understood as a URL"),
+        ("redis://:hunter2#3@host:1/0", "cannot be understood as a URL"),
+        ("redis://host/0#hunter2", "must not hold a bare #"),
+        ("redis://host/hunter2", "must end with the number of a database"),
+        ("redis://host/0?hunter2=1", "has an option after the ?"),
+        ("redis://host/0?socket_timeout=hunter2", "has an option after the ?"),
+        ("unix://", "must name the socket's path"),
+    ],
+)
+def test_a_store_url_that_cannot_be_used_is_a_problem_like_any_other(tmp_path: Path, url: str, rule: str) -> None:
+    """Told with the others, its value not shown."""
+    told = problems(write(tmp_path, f"store: {{url: '{url}'}}\ngateway: {{http_port: 0, grpc_port: 6390}}"))
+    assert len(told) == 2
+    (one,) = [problem for problem in told if "store.url" in problem]
+    assert rule in one and one.endswith("(was: ***)") and "hunter2" not in one
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://h", "redis://:p%23w@h:1/2", "rediss://u:p@[::1]:1/0?ssl_cert_reqs=none", "unix:///run/redis.sock?db=1"],
+)
+def test_store_urls_that_can_be_used(url: str) -> None:
+    assert StoreSettings.model_validate({"url": url}).resolved_url == url
+
+
 def test_keys_given_twice_are_refused(tmp_path: Path) -> None:
     told = problems(write(tmp_path, "store:\n  key_prefix: a\n  key_prefix: b\nstore: {}\n"))
     assert any("store.key_prefix: this key is given twice (was: lines 2 and 3)" in t for t in told)
