@@ -9,6 +9,8 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
     BusyLoadingError,
     ClusterDownError,
     ExecAbortError,
@@ -26,14 +28,7 @@ from stores.settings import StoreSettings
 from wire.errors import ErrorKind, TidegateError
 
 #: Driver errors that mean "the store cannot serve now", as against a fault of ours.
-_AWAY = (
-    RedisConnectionError,
-    RedisTimeoutError,
-    BusyLoadingError,
-    ReadOnlyError,
-    OSError,
-    asyncio.TimeoutError,
-)
+_AWAY = (RedisConnectionError, RedisTimeoutError, BusyLoadingError, ReadOnlyError, OSError, TimeoutError)
 
 
 #: Answers that tell of the server's state, not of a fault in the call; those without a class in the driver by code:
@@ -69,8 +64,9 @@ class Store:
             settings.resolved_url,
             socket_timeout=settings.timeout_seconds,
             socket_connect_timeout=settings.timeout_seconds,
-            # Our loops do their own waiting; a hidden retry would only stretch the time limit above.
-            retry=Retry(NoBackoff(), 1),
+            # Our loops do their own waiting: a second try is for a pooled connection that was cut meanwhile, and
+            # would stretch the time limit above where there was no answer.
+            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
             client_name=client_name,
             health_check_interval=30,
         )
@@ -99,6 +95,13 @@ class Store:
         """Driver errors raised inside become ours."""
         try:
             yield
+        except (AuthenticationError, AuthorizationError) as error:  # of the driver's ConnectionError, so before it
+            given = self.redis.connection_pool.connection_kwargs.get("password")
+            words = f"refuses the user or password: {error}" if given else "wants a password: set it in store.url"
+            raise TidegateError(ErrorKind.STORE_UNAVAILABLE, f"the store {words}") from error
+        except (RedisTimeoutError, TimeoutError) as error:
+            words = f"the store does not answer within {self.timeout_seconds:g} s"
+            raise TidegateError(ErrorKind.STORE_UNAVAILABLE, words) from error
         except _AWAY as error:
             raise TidegateError(ErrorKind.STORE_UNAVAILABLE, f"the store does not answer: {error}") from error
         except _REFUSALS as error:

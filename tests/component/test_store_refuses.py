@@ -11,7 +11,9 @@ from gateway.routing.router import Router
 from stores.job_stream import JobStream
 from stores.membership import CatalogueStore, GatewayDirectory, ReplicaDirectory
 from stores.scaling import Activations
+from stores.settings import StoreSettings
 from stores.store import Store
+from tests.valkey import RunningValkey
 from wire.errors import ErrorKind, TidegateError
 from wire.jobs import Job
 from wire.membership import GatewayReport, ReplicaLease, ReplicaState
@@ -68,6 +70,36 @@ async def test_a_refused_write_is_told_as_the_stores_state(store: Store, setting
     with pytest.raises(TidegateError) as refused:
         await ReplicaDirectory(store).renew(READY, LEASE_SECONDS, announce=True)
     assert refused.value.kind is ErrorKind.STORE_UNAVAILABLE
+
+
+async def test_a_password_that_is_wrong_or_missing_is_told_as_that(valkey: RunningValkey, store: Store) -> None:
+    """Not as a store that does not answer; the password is not in it."""
+    await store.redis.config_set("requirepass", "right")
+    for user, words in ((":hunter2@", "refuses the user or password"), ("", "wants a password: set it in store.url")):
+        settings = StoreSettings.model_validate({"url": f"redis://{user}127.0.0.1:{valkey.port}/0"})
+        other = Store.connect(settings, client_name="test")
+        with pytest.raises(TidegateError, match=f"the store {words}") as refused:
+            await other.ping()
+        assert "hunter2" not in refused.value.message
+        await other.close()
+    await store.redis.config_set("requirepass", "")
+
+
+async def test_a_store_that_hangs_is_told_with_the_limit_and_within_it(valkey: RunningValkey, store: Store) -> None:
+    await store.ping()
+    settings = valkey.settings.model_copy(update={"timeout_seconds": 0.5})
+    fresh = Store.connect(settings, client_name="test")
+    valkey.freeze()
+    try:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(TidegateError, match=r"^the store does not answer within 0\.5 s$"):
+            await fresh.ping()
+        assert asyncio.get_running_loop().time() - began < 0.9
+        with pytest.raises(TidegateError, match=r"^the store does not answer within 2 s$"):
+            await store.ping()
+    finally:
+        valkey.thaw()
+        await fresh.close()
 
 
 async def test_replicas_stay_while_their_leases_cannot_be_renewed(store: Store, router: Router) -> None:
