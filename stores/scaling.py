@@ -15,7 +15,7 @@ from stores.store import Store
 from wire.decisions import DecisionRecord, decisions_key, latest_decision_key
 
 #: Decisions kept per pool for ``tidegate why`` and the dashboard.
-_KEPT_DECISIONS = 1000
+KEPT_DECISIONS = 1000
 
 _LEAD = """
 local holder = redis.call('GET', KEYS[1])
@@ -104,7 +104,7 @@ class DecisionLog:
                 pipe.set(latest_decision_key(store.prefix, record.pool), raw, px=int(keep_seconds * 1000))
                 if changed:
                     key = decisions_key(store.prefix, record.pool)
-                    pipe.xadd(key, {"record": raw}, maxlen=_KEPT_DECISIONS, approximate=True)
+                    pipe.xadd(key, {"record": raw}, maxlen=KEPT_DECISIONS, approximate=True)
                 await pipe.execute()
 
     async def latest(self, pool: str) -> DecisionRecord | None:

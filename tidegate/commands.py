@@ -86,13 +86,14 @@ def why(
     pool: Annotated[str, typer.Argument(help="Name of the pool.")],
     config: Config = None,
     last: Annotated[int, typer.Option("--last", min=1, help="Decisions to show.")] = 10,
+    every: Annotated[bool, typer.Option("--all", help="Also those that gave another reason for the same.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Why a pool has as many replicas as it has: the decisions that changed something, newest first."""
+    """Why a pool has as many replicas as it has: the decision that holds, and every change, newest first."""
     from tidegate.report import show_why
 
     loaded = _load(config)
-    raise typer.Exit(_told(lambda: show_why(loaded, pool, last, as_json=as_json)))
+    raise typer.Exit(_told(lambda: show_why(loaded, pool, last, every=every, as_json=as_json)))
 
 
 @app.command()

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stores.scaling import DecisionLog
+from stores.scaling import KEPT_DECISIONS, DecisionLog
 from stores.snapshot import PoolSnapshot, Snapshot, read_snapshot
 from stores.store import Store
 from tidegate.settings import Loaded
@@ -58,15 +58,20 @@ def show_status(loaded: Loaded, *, as_json: bool) -> int:
     return 0
 
 
-def show_why(loaded: Loaded, pool: str, last: int, *, as_json: bool) -> int:
-    """Print the decisions about ``pool`` that changed something, newest first; 2 for an unknown pool."""
+def show_why(loaded: Loaded, pool: str, last: int, *, every: bool, as_json: bool) -> int:
+    """Print the decision that holds now and the ``last`` ones that changed the number, newest first.
+
+    ``every`` shows those too that gave another reason for the same number. 2 for an unknown pool.
+    """
     if pool not in loaded.pools:
         sys.stderr.write(f"there is no pool {pool}; known: {', '.join(sorted(loaded.pools))}\n")
         return 2
 
     async def read(store: Store) -> tuple[DecisionRecord | None, list[DecisionRecord]]:
         decisions = DecisionLog(store)
-        return await decisions.latest(pool), await decisions.history(pool, last)
+        history = await decisions.history(pool, last if every else KEPT_DECISIONS)
+        changes = [record for record in history if every or record.target != record.previous_target]
+        return await decisions.latest(pool), changes[:last]
 
     latest, history = with_store(loaded, read)
     if as_json:
@@ -82,7 +87,10 @@ def show_why(loaded: Loaded, pool: str, last: int, *, as_json: bool) -> int:
     for record in history:
         change = f"{record.previous_target} → {record.target}"
         table.add_row(_clock(record.at), change, record.reason.value, escape(record.explanation))
-    console.print(table if history else "no decision has changed anything yet")
+    if history:
+        console.print(table)
+    else:
+        console.print("no decision yet" if every else "the number has not changed yet; --all shows every decision")
     return 0
 
 

@@ -17,7 +17,10 @@ def sentence(
     reason: Reason,
     until: float | None,
 ) -> str:
-    """One sentence, e.g. ``kept at 1: no demand for 18 s; down to 0 in 12 s unless work arrives``."""
+    """One sentence, e.g. ``kept at 1: no demand for 18 s; down to 0 in 12 s unless work arrives``.
+
+    ``memory`` is what was remembered before this decision: its ``last_target`` says what the target changes from.
+    """
     told = _because(policy, seen, load, memory, now, target, reason, until)
     if memory.failed_starts and target > 0:
         count = "the last start" if memory.failed_starts == 1 else f"the last {memory.failed_starts} starts"
@@ -41,6 +44,7 @@ def _because(  # noqa: C901 - one branch per reason, each a sentence
     per_replica = policy.target_demand_per_replica
     needed = load.replicas_needed(policy)
     demand = _demand(seen, load)
+    held = _held(memory.last_target, target)
     match reason:
         case Reason.DEMAND:
             told = f"{target} for {demand} at {per_replica} per replica; more above {target * per_replica}"
@@ -54,16 +58,16 @@ def _because(  # noqa: C901 - one branch per reason, each a sentence
         case Reason.SCALE_DOWN_DELAY:
             within = _seconds(policy.scale_down_delay_seconds)
             return (
-                f"kept at {target}: {demand} needs {needed}, but {target} were wanted within the last {within}; "
+                f"{held}: {demand} needs {needed}, but {target} were wanted within the last {within}; "
                 f"fewer in {left} unless demand rises"
             )
         case Reason.RETAIN:
             idle = _seconds(now - memory.active_at)
-            return f"kept at {target}: no demand for {idle}; down to 0 in {left} unless work arrives"
+            return f"{held}: no demand for {idle}; down to 0 in {left} unless work arrives"
         case Reason.STARTING:
             names = ", ".join(replica.id for replica in seen.capacity if replica.is_starting)
             delay = _seconds(policy.scale_to_zero_delay_seconds)
-            return f"kept at {target}: no demand, but {names} is still starting; down to 0 {delay} after it is ready"
+            return f"{held}: no demand, but {names} is still starting; down to 0 {delay} after it is ready"
         case Reason.IDLE:
             if seen.capacity:
                 idle = _seconds(now - memory.active_at)
@@ -72,9 +76,15 @@ def _because(  # noqa: C901 - one branch per reason, each a sentence
         case Reason.UNKNOWN_SIGNAL:
             since = now if memory.unknown_since is None else memory.unknown_since
             what = ", ".join(load.unknown)
-            kept = f"kept at {target}" if target else "stays at 0"
             change = "never shrinks on an unknown signal" if target else "a request or a job that can be seen starts it"
-            return f"{kept}: unknown for {_seconds(now - since)}: {what} (known: {demand}); {change}"
+            return f"{held}: unknown for {_seconds(now - since)}: {what} (known: {demand}); {change}"
+
+
+def _held(before: int | None, target: int) -> str:
+    """What becomes of the number, for reasons that hold a pool where it is, or let it go no further than there."""
+    if before is not None and target != before:
+        return f"{'down' if target < before else 'up'} to {target}"
+    return f"kept at {target}" if target else "stays at 0"
 
 
 def _demand(seen: Observation, load: Load) -> str:

@@ -111,6 +111,15 @@ class TestGoingDown:
         targets = [decision.target for decision in story.ticks(14, lag=5)]
         assert targets == [4] * 13 + [1]
 
+    def test_the_sentence_fits_the_change(self) -> None:
+        """Fewer, though not as few as demand asks for, is not "kept"."""
+        story = Story()
+        story.ticks(3, lag=35)
+        story.ticks(2)
+        went_down, then, *_ = [decision for decision in story.ticks(40) if decision.target == 1]
+        assert went_down.explanation.startswith("down to 1: no demand for ")
+        assert then.explanation.startswith("kept at 1: no demand for ")
+
     def test_steady_load_gives_a_steady_count(self) -> None:
         """A-048: around a threshold, and as a square wave, nothing swings."""
         story = Story()
