@@ -8,13 +8,15 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
 _UPRIGHT = (0, 128, 60)
 _TURNED = (200, 40, 0)
 _LARGEST_TEXT = 28
+#: What is read with less certainty than this is a guess, and not shown to people as text.
+_LEGIBLE_SCORE = 0.5
 
 
 def annotated_png(payload: bytes, result: dict[str, Any]) -> bytes | None:
     """``payload`` (an image) with the ``regions`` of ``result``, as PNG; None where there is nothing to draw.
 
-    A region has ``quad`` (four [x, y] in pixels of the image as it is shown) and perhaps ``text``,
-    ``orientation`` (degrees) and ``score``.
+    A region has ``quad`` (four [x, y] in pixels of the image as it is shown) and perhaps ``text``, ``text_score``,
+    and ``orientation`` (degrees).
     """
     regions = result.get("regions")
     if not isinstance(regions, list):
@@ -31,6 +33,14 @@ def annotated_png(payload: bytes, result: dict[str, Any]) -> bytes | None:
     return buffer.getvalue()
 
 
+def shown_text(region: dict[str, Any]) -> str:
+    """The region's ``text`` for people: where it could hardly be read (``text_score``), that instead."""
+    score = region.get("text_score")
+    if isinstance(score, int | float) and score < _LEGIBLE_SCORE:
+        return f"(not legible, score {score:.2f})"
+    return str(region.get("text") or "")
+
+
 def _on_paper(image: Image.Image) -> Image.Image:
     """In colours, what is transparent white."""
     if not image.has_transparency_data:
@@ -45,7 +55,7 @@ def _draw(draw: ImageDraw.ImageDraw, number: int, region: dict[str, Any]) -> Non
     turned = region.get("orientation") == 180
     colour = _TURNED if turned else _UPRIGHT
     draw.polygon(corners, outline=colour, width=2)
-    words = f"{number} {region.get('text') or ''}{' (180°)' if turned else ''}".strip()
+    words = f"{number} {shown_text(region)}{' (180°)' if turned else ''}".strip()
     top, bottom = min(y for _, y in corners), max(y for _, y in corners)
     font = ImageFont.load_default(size=max(10.0, min(float(_LARGEST_TEXT), (bottom - top) * 0.5)))
     left = min(x for x, _ in corners)

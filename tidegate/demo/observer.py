@@ -24,6 +24,8 @@ class Observed:
 
     began: float
     replica_seconds: float = 0.0
+    zero_seconds: float = 0.0
+    """How long no replica existed."""
     leases: dict[str, ReplicaLease] = field(default_factory=dict)
     """The last lease of each replica."""
     statistics: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
@@ -61,6 +63,7 @@ async def _observe(store: Store, pool: str, observed: Observed) -> None:
             leases = await directory.list(pool)
             now = time.monotonic()
             observed.replica_seconds += (now - last) * len(leases)
+            observed.zero_seconds += 0.0 if leases else now - last
             observed.now, last = len(leases), now
             observed.leases |= {lease.id: lease for lease in leases if lease.state is not ReplicaState.DRAINING}
             if now - statistics_at >= _STATISTICS_SECONDS:

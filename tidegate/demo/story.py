@@ -15,6 +15,7 @@ from rich.table import Table
 
 from stores.scaling import DecisionLog
 from stores.store import Store
+from tidegate.annotate import shown_text
 from tidegate.demo.calls import Call, call_both
 from tidegate.demo.observer import Observed, look_at_statistics, observing
 from tidegate.demo.pages import differences, write_pages
@@ -132,8 +133,12 @@ def _summary(
         console.print(f"  cold start of {lease.id}: {_cold_start(lease)}", markup=False)
     console.print(f"  {pages} pages from zero in {seconds:.1f} s, cold start included")
     saved = 1 - observed.replica_seconds / always_on
-    used = f"{observed.replica_seconds:.0f} used"
-    console.print(f"  replica-seconds: {used}; one that is always on: {always_on:.0f} ({saved:.0%} less)")
+    at_zero = observed.zero_seconds / always_on
+    console.print(
+        f"  replica-seconds: {observed.replica_seconds:.0f} used in {always_on:.0f} s, {saved:.0%} less than one "
+        f"that is always on; the pool was at zero {at_zero:.0%} of the time"
+    )
+    console.print("  (the demo is short and nearly all work; the saving grows with the time in which nobody asks)")
     table = Table("model", "requests", "batches", "mean batch")
     for model, (count, executed) in sorted(models.items()):
         table.add_row(model, str(count), str(executed), f"{count / executed:.2f}" if executed else "-")
@@ -148,6 +153,7 @@ def _summary(
         "cold_starts": {lease.id: _stages(lease) for lease in observed.leases.values()},
         "replica_seconds": observed.replica_seconds,
         "always_on_seconds": always_on,
+        "zero_seconds": observed.zero_seconds,
         "models": {model: {"requests": count, "batches": executed} for model, (count, executed) in models.items()},
         "mean_batch": requests / batches,
         "calls": [{"protocol": call.protocol, "milliseconds": call.milliseconds} for call in calls],
@@ -181,7 +187,7 @@ def _show_page(console: Console, submitted: Submitted, written: Iterable[Path]) 
         console.print(f"  failed: {submitted.reason}", markup=False)
     for number, region in enumerate(submitted.result.get("regions", []), start=1):
         turned = "upside down" if region.get("orientation") == 180 else "upright"
-        console.print(f"  {number:>2}  {turned:<11}  {region.get('text', '')}", markup=False, highlight=False)
+        console.print(f"  {number:>2}  {turned:<11}  {shown_text(region)}", markup=False, highlight=False)
 
 
 def _headline(console: Console, words: str) -> None:
