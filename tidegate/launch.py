@@ -24,6 +24,20 @@ def gateway_url(loaded: Loaded) -> str:
     return f"http://{reachable(gateway.host)}:{gateway.http_port}"
 
 
+def addresses(loaded: Loaded) -> dict[str, str]:
+    """Where the running system is reached, for people."""
+    gateway, store = loaded.system.gateway, loaded.system.store
+    host = reachable(gateway.host)
+    found: dict[str, str] = {
+        "http": gateway_url(loaded),
+        "grpc": f"{host}:{gateway.grpc_port}",
+        "metrics": f"http://{host}:{gateway.metrics_port}/metrics",
+        "control": f"http://{host}:{gateway.control_port}",
+    }
+    found["store"] = f"redis://127.0.0.1:{store.embedded_port}/0" if store.url is None else "(store.url)"
+    return found
+
+
 def reachable(host: str) -> str:
     """An address to connect to for an address that is bound to."""
     return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host

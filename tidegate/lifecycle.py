@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.settings import Loaded
+from tidegate.supervisor.ports import ports_to_bind, taken_ports
 from tidegate.supervisor.processes import Process, end_all, is_alive, processes_of, send
-from tidegate.supervisor.record import read_record, running_record
+from tidegate.supervisor.record import down_command, read_record, running_record
+
+#: Longest wait for our ports after our processes; a port that is then taken is somebody else's.
+_PORTS_SECONDS = 2.0
 
 
 def start_here(config: Path | None) -> int:
@@ -37,7 +41,7 @@ def start_detached(config: Path | None) -> int:
     os.close(writing)
     try:
         with os.fdopen(reading) as events:
-            return _follow(process, (json.loads(line) for line in events))
+            return _follow(process, (json.loads(line) for line in events), down_command(config))
     except KeyboardInterrupt:
         sys.stderr.write("stopping what was started\n")
         process.send_signal(signal.SIGTERM)
@@ -45,17 +49,20 @@ def start_detached(config: Path | None) -> int:
         return 1
 
 
-def _follow(process: subprocess.Popen[bytes], events: Iterator[dict[str, Any]]) -> int:
+def _follow(process: subprocess.Popen[bytes], events: Iterator[dict[str, Any]], how_to_stop: str) -> int:
     began = time.monotonic()
     for event in events:
         if "ready" in event:
-            sys.stdout.write(f"ready after {event['seconds']:.1f} s (pid {process.pid}); stop it with tidegate down\n")
+            sys.stdout.write(f"ready after {event['seconds']:.1f} s (pid {process.pid}); stop it with {how_to_stop}\n")
             sys.stdout.writelines(f"  {name:<8} {address}\n" for name, address in event["ready"].items())
             return 0
         if "failed" in event:
             process.wait()
             sys.stderr.write(f"{event['failed']}\n")
             return 1
+        if "warning" in event:
+            sys.stderr.write(f"warning: {event['warning']}\n")
+            continue
         words = f"waiting for {', '.join(event['waiting'])}" if "waiting" in event else str(event.get("draining", ""))
         sys.stdout.write(f"[{time.monotonic() - began:6.1f} s] {words}\n")
         sys.stdout.flush()
@@ -65,7 +72,8 @@ def _follow(process: subprocess.Popen[bytes], events: Iterator[dict[str, Any]]) 
 
 
 def stop(loaded: Loaded, say: Callable[[str], object] = sys.stdout.write) -> int:
-    """Drain the running system and see that no process of it is left. 0 when nothing runs afterwards."""
+    """Drain the running system and see that no process of it is left and none of its ports is held any more.
+    0 when nothing runs afterwards."""
     record = running_record(loaded.state_dir)
     if record is None:
         return _clear_leftovers(loaded, say)
@@ -86,6 +94,7 @@ def stop(loaded: Loaded, say: Callable[[str], object] = sys.stdout.write) -> int
     survivors = end_all(left, polite_seconds=1.0)
     for process in left:
         say(f"was left behind, and ended now: {process}\n")
+    _until_ports_are_free(loaded)
     say("down\n" if not survivors else f"still there: {'; '.join(map(str, survivors))}\n")
     return 1 if survivors else 0
 
@@ -93,15 +102,24 @@ def stop(loaded: Loaded, say: Callable[[str], object] = sys.stdout.write) -> int
 def _clear_leftovers(loaded: Loaded, say: Callable[[str], object]) -> int:
     """Nothing runs; but a killed supervisor may have left processes on their way out."""
     stale = read_record(loaded.state_dir)
-    if stale is not None:
-        shutil.rmtree(str(stale.get("ray_dir", "")), ignore_errors=True)
     left = processes_of(loaded.config_path)
+    if left:
+        say(f"no supervisor runs, but {len(left)} processes of a killed one do: ending them\n")
+    survivors = end_all(left, polite_seconds=10.0)
+    if stale is not None:
+        shutil.rmtree(str(stale.get("ray_dir") or ""), ignore_errors=True)
     if not left:
         say(f"nothing runs in {loaded.state_dir}\n")
         return 0
-    say(f"no supervisor runs, but {len(left)} processes of a killed one do: ending them\n")
-    survivors = end_all(left, polite_seconds=10.0)
+    _until_ports_are_free(loaded)
     return 1 if survivors else 0
+
+
+def _until_ports_are_free(loaded: Loaded) -> None:
+    """The kernel closes the listeners of an ended process a moment later than it reports the end."""
+    limit = time.monotonic() + _PORTS_SECONDS
+    while taken_ports(ports_to_bind(loaded.system)) and time.monotonic() < limit:
+        time.sleep(0.05)
 
 
 def _supervisor_command(config: Path | None) -> list[str]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from stores.installation import owner
 from stores.scaling import KEPT_DECISIONS, DecisionLog
 from stores.snapshot import PoolSnapshot, Snapshot, read_snapshot
 from stores.store import Store
@@ -18,6 +19,7 @@ from tidegate.settings import Loaded
 from tidegate.supervisor.processes import Process, processes_of, resident_bytes
 from tidegate.supervisor.record import running_record
 from wire.decisions import DecisionRecord
+from wire.errors import ErrorKind, TidegateError
 from wire.membership import ReplicaLease
 
 T = TypeVar("T")
@@ -29,17 +31,30 @@ def with_store(loaded: Loaded, work: Callable[[Store], Awaitable[T]]) -> T:
     """``work`` with a connection to the store.
 
     Raises:
-        TidegateError: STORE_UNAVAILABLE.
+        TidegateError: STORE_UNAVAILABLE; or it is the embedded store of another installation.
     """
 
     async def connected() -> T:
         store = Store.connect(loaded.system.store, client_name="tidegate-cli")
         try:
+            await _refuse_foreign(loaded, store)
             return await work(store)
         finally:
             await store.close()
 
     return asyncio.run(connected())
+
+
+async def _refuse_foreign(loaded: Loaded, store: Store) -> None:
+    if loaded.system.store.url is not None:
+        return  # shared on purpose, under key prefixes
+    runs_it = await owner(store)
+    if runs_it not in (None, str(loaded.config_path)):
+        raise TidegateError(
+            ErrorKind.STORE_UNAVAILABLE,
+            f"the system of {loaded.config_path} does not run: on its store's port "
+            f"{loaded.system.store.embedded_port} answers the one of {runs_it}",
+        )
 
 
 def show_status(loaded: Loaded, *, as_json: bool) -> int:

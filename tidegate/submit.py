@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from rich.table import Table
 
 from stores.job_stream import JobStream
 from stores.membership import ReplicaDirectory
+from stores.scaling import DecisionLog
 from stores.store import Store
-from tidegate.annotate import annotated_png
+from tidegate.annotate import annotated_png, shown_text
 from tidegate.report import with_store
 from tidegate.settings import Loaded
 from wire.errors import TidegateError
@@ -38,6 +40,8 @@ class Submitted:
     name: str
     job_id: str
     outcome: Outcome | None
+    waited_for: str = ""
+    """Without an outcome: what was known of its pools at the end."""
 
     @property
     def succeeded(self) -> bool:
@@ -47,7 +51,8 @@ class Submitted:
     def reason(self) -> str:
         """Why it did not succeed."""
         if self.outcome is None:
-            return "no outcome in time; the job may still be done later"
+            why = f" ({self.waited_for})" if self.waited_for else ""
+            return f"no outcome in time{why}; the job may still be done later"
         return self.outcome.error or self.outcome.status.value
 
     @property
@@ -99,7 +104,7 @@ async def run_jobs(
     tell: Callable[[str], None],
 ) -> list[Submitted]:
     """Submit one job a file and wait; ``tell`` hears what is being waited for."""
-    stream, replicas = JobStream(store, queue), ReplicaDirectory(store)
+    stream = JobStream(store, queue)
     ids: list[str] = []
     for path in files:
         content_type = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
@@ -107,22 +112,51 @@ async def run_jobs(
         job = Job(queue, payload, path.name, content_type, timeout_ms=int(timeout_seconds * 1000))
         ids.append(await stream.submit(job))
     outcomes: dict[str, Outcome] = {}
+    watch = PoolWatch(store, settings.pools)
     limit = time.monotonic() + timeout_seconds
     while (waiting := set(ids) - outcomes.keys()) and time.monotonic() < limit:
-        tell(f"{len(outcomes)} of {len(ids)} done; {await _waiting_for(store, replicas, settings)}")
+        tell(f"{len(outcomes)} of {len(ids)} done; {await watch.look()}")
         outcomes |= await stream.wait(waiting, min(_LOOK_SECONDS, max(0.01, limit - time.monotonic())))
-    names = unique_names(files)
+    names, why = unique_names(files), await watch.last_known() if waiting else ""
     return [
-        Submitted(path, name, job_id, outcomes.get(job_id))
+        Submitted(path, name, job_id, outcomes.get(job_id), "" if job_id in outcomes else why)
         for path, name, job_id in zip(files, names, ids, strict=True)
     ]
 
 
-async def _waiting_for(store: Store, replicas: ReplicaDirectory, settings: QueueSettings) -> str:
-    try:
-        return "; ".join([describe_wait(pool, await replicas.list(pool)) for pool in settings.pools])
-    except TidegateError as error:
-        return error.message
+class PoolWatch:
+    """What the jobs of these pools wait for, and the last failure seen: the replica that told it is soon gone."""
+
+    def __init__(self, store: Store, pools: tuple[str, ...]) -> None:
+        self._replicas, self._decisions = ReplicaDirectory(store), DecisionLog(store)
+        self._pools = pools
+        self._failures: dict[str, str] = {}
+
+    async def look(self) -> str:
+        """What is waited for now, for people."""
+        try:
+            return "; ".join([self._noticed(pool, await self._replicas.list(pool)) for pool in self._pools])
+        except TidegateError as error:
+            return error.message
+
+    async def last_known(self) -> str:
+        """Why there was no outcome, as far as it is known: the failures seen, or what the autoscaler says."""
+        told = await self.look()
+        if self._failures:
+            return "; ".join(f"pool {pool} has no replica: {why}" for pool, why in self._failures.items())
+        with suppress(TidegateError):
+            for pool in self._pools:
+                decision = await self._decisions.latest(pool)
+                told += f"; pool {pool}: {'nobody decides' if decision is None else decision.explanation}"
+        return told
+
+    def _noticed(self, pool: str, leases: list[ReplicaLease]) -> str:
+        if any(lease.state is ReplicaState.READY for lease in leases):
+            self._failures.pop(pool, None)
+        for lease in leases:
+            if lease.state is ReplicaState.FAILED and lease.reason:
+                self._failures[pool] = lease.reason
+        return describe_wait(pool, leases)
 
 
 def describe_wait(pool: str, leases: list[ReplicaLease]) -> str:
@@ -202,7 +236,7 @@ def _show(done: list[Submitted], written: list[Path]) -> None:
     table = Table("file", "outcome", "regions", "waited", "worked", "text")
     for each in done:
         regions = each.result.get("regions", [])
-        text = " / ".join(str(region["text"]) for region in regions if region.get("text"))
+        text = " / ".join(filter(None, map(shown_text, regions)))
         table.add_row(
             escape(each.path.name),
             each.outcome.status.value if each.outcome is not None else "none in time",

@@ -194,6 +194,25 @@ def test_a_pid_that_is_used_again_is_another_process() -> None:
     assert start_time(2**22 + 1) is None
 
 
+def test_a_process_lives_as_long_as_any_of_its_threads() -> None:
+    """Its first thread has ended, which looks like a zombie, and its port is still open."""
+    code = (
+        "import ctypes, socket, threading, time; s = socket.create_server(('127.0.0.1', 0));"
+        "threading.Thread(target=time.sleep, args=(60,)).start(); print(s.getsockname()[1], flush=True);"
+        "ctypes.CDLL(None).syscall(60, 0)"
+    )
+    with subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        found = Process(process.pid, start_time(process.pid) or 0, ())
+        time.sleep(0.2)
+        assert is_alive(found)
+        assert taken_ports({"a.port": ("127.0.0.1", port)})
+        process.kill()
+    assert not is_alive(found)
+    assert not taken_ports({"a.port": ("127.0.0.1", port)})
+
+
 def test_all_taken_ports_are_told_in_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.socket() as two:
         two.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.e2e.system import ROOT, System, free_ports, prepare
 from tidegate.supervisor.processes import end_all, processes_of
@@ -75,13 +78,15 @@ def test_up_restarts_what_dies_and_down_leaves_nothing(tmp_path: Path) -> None:
 
         refused = system.tidegate("up", "--detach", check=False)
         assert refused.returncode == 1
-        assert "runs in" in refused.stderr and "already" in refused.stderr
+        assert "runs in" in refused.stderr and f"already (pid {supervisor.process.pid})" in refused.stderr
+        assert f"tidegate down --config {system.config}, or" in refused.stderr
 
         ray_dir = Path((read_record(system.state_dir) or {})["ray_dir"])
         assert ray_dir.is_dir() and len(str(ray_dir)) < 40
         down = system.tidegate("down")
         stages = [line for line in down.stdout.splitlines() if line.startswith("draining")]
-        assert [words.split()[2] for words in stages] == ["gateway", "autoscaler", "store"]
+        # The store may leave faster than down looks.
+        assert [words.split()[2] for words in stages][:2] == ["gateway", "autoscaler"]
         assert supervisor.process.wait(5) == 0
         assert not system.processes() and not ray_dir.exists()
         assert not (system.state_dir / "up.json").exists()
@@ -112,11 +117,11 @@ def test_a_stop_during_the_start_is_a_drain_too(tmp_path: Path) -> None:
         assert not system.processes()
 
 
-def test_all_taken_ports_are_told_before_anything_starts(tmp_path: Path) -> None:
-    """Two ports taken: one sentence names both, and no process was started."""
-    import socket
-
+def test_all_taken_ports_are_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ports taken: one sentence names both, no process was started, and nothing stays in the folder for such."""
     system = small(tmp_path)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     gateway = system.settings["gateway"]
     with (
         socket.create_server(("127.0.0.1", gateway["http_port"])),
@@ -127,6 +132,56 @@ def test_all_taken_ports_are_told_before_anything_starts(tmp_path: Path) -> None
     (sentence,) = refused.stderr.splitlines()
     assert "(gateway.http_port) is taken" in sentence and "(store.embedded_port) is taken" in sentence
     assert not (system.state_dir / "logs" / "store.log").exists()
+    assert not list((tmp_path / "tmp").glob("tg-*"))
+
+
+def test_a_store_that_hangs_is_given_up_soon(tmp_path: Path) -> None:
+    """It accepts and says nothing: told with the limit, and nobody is drained at length."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        system = small(tmp_path, store={"url": url, "timeout_seconds": 1.0})
+        began = time.monotonic()
+        refused = system.tidegate("up", "--detach", check=False)
+    assert time.monotonic() - began < 8
+    assert (refused.returncode, refused.stderr) == (1, "the store does not answer within 1 s\n")
+    assert not (system.state_dir / "logs" / "gateway.log").exists()
+
+
+def test_a_model_file_that_is_missing_is_told_at_the_start_and_to_who_waits(tmp_path: Path) -> None:
+    """The system runs: other pools may be well. What is submitted ends with that reason, not only with "in time"."""
+    system = small(tmp_path)
+    pool = system.config.parent / "deployments/vision"
+    shipped = (pool / "models").resolve()
+    (pool / "sources.yaml").unlink()
+    (pool / "models").unlink()
+    (pool / "models/reader").mkdir(parents=True)
+    (pool / "models/reader/config.pbtxt").write_text((shipped / "reader/config.pbtxt").read_text())
+    for name in ("segmenter", "classifier"):
+        (pool / "models" / name).symlink_to(shipped / name)
+    with supervised(system) as supervisor:
+        supervisor.until("ready")
+        (warning,) = [event["warning"] for event in supervisor.told if "warning" in event]
+        assert warning.startswith("pool vision cannot start a replica: the model file of 'reader' is missing")
+        page = ROOT / "README.md"
+        done = system.tidegate("submit", "segcls", str(page), "--timeout", "4", "--out", str(tmp_path), check=False)
+        assert done.returncode == 1
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith(f"{page}: no outcome in time (pool vision")
+        assert "the model file of 'reader' is missing" in last
+
+
+def test_the_store_of_another_system_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    """Same port, that system runs and ours does not: one sentence names whose it is."""
+    running = small(tmp_path / "one")
+    down = small(tmp_path / "two", store={"embedded_port": running.settings["store"]["embedded_port"]})
+    with supervised(running) as supervisor:
+        supervisor.until("ready")
+        assert running.status()["pools"]
+        for command in (["status"], ["why", "vision"], ["submit", "segcls", str(ROOT / "README.md")]):
+            done = down.tidegate(*command, check=False)
+            assert done.returncode == 2
+            assert f"the system of {down.config} does not run" in done.stderr
+            assert str(running.config) in done.stderr
 
 
 def test_a_store_that_does_not_answer_is_told_within_its_timeout(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tidegate.annotate import annotated_png
+from tidegate.annotate import annotated_png, shown_text
 from tidegate.demo.pages import differences
 from tidegate.logs import LineFormatter
 from tidegate.submit import Submitted, describe_wait, submit_files, unique_names
@@ -35,6 +35,13 @@ def test_regions_are_drawn_in_the_colour_of_their_orientation() -> None:
     assert pixels(upright).size == (200, 100)
     (r, g, _), (r2, g2, _) = (pixels(one).convert("RGB").getpixel((80, 10)) for one in (upright, turned))
     assert g > r and r2 > g2
+
+
+def test_what_could_hardly_be_read_is_not_shown_as_text() -> None:
+    assert shown_text({"text": "S", "text_score": 0.21}) == "(not legible, score 0.21)"
+    assert shown_text({"text": "", "text_score": 0.0}) == "(not legible, score 0.00)"
+    assert shown_text({"text": "Tide", "text_score": 0.5}) == "Tide"
+    assert shown_text({"quad": []}) == ""
 
 
 @pytest.mark.parametrize("result", [{}, {"regions": None}, {"regions": "words"}])
@@ -109,6 +116,10 @@ def test_an_outcome_that_never_came_is_not_a_success() -> None:
     submitted = Submitted(Path("a.png"), "a", "1-0", None)
     assert not submitted.succeeded
     assert "no outcome in time" in submitted.reason
+    last = Submitted(
+        Path("a.png"), "a", "1-0", None, "pool vision has no replica: the model file of 'reader' is missing"
+    )
+    assert "in time (pool vision has no replica: the model file of 'reader' is missing); the job" in last.reason
     failed = Outcome(job_id="1-0", queue="q", status=OutcomeStatus.FAILED, error="the file is empty")
     assert Submitted(Path("a.png"), "a", "1-0", failed).reason == "the file is empty"
 

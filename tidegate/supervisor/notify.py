@@ -25,6 +25,10 @@ class Notifier:
         lines = [f"ready after {seconds:.1f} s", *(f"  {name:<8} {address}" for name, address in addresses.items())]
         self._tell({"ready": addresses, "seconds": seconds}, "\n".join(lines))
 
+    def warning(self, sentence: str) -> None:
+        """Something that does not keep the system from starting."""
+        self._tell({"warning": sentence}, f"warning: {sentence}")
+
     def failed(self, sentence: str) -> None:
         self._tell({"failed": sentence}, sentence)
 

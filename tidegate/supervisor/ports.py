@@ -5,6 +5,14 @@ import os
 import socket
 from collections.abc import Mapping
 
+from tidegate.settings import SystemSettings, ports_of
+
+
+def ports_to_bind(system: SystemSettings) -> dict[str, tuple[str, int]]:
+    """Every port that the system listens on: the setting that names it -> address to bind, port."""
+    hosts = {"store.embedded_port": "127.0.0.1"}
+    return {key: (hosts.get(key, system.gateway.host), port) for key, port in ports_of(system).items()}
+
 
 def taken_ports(ports: Mapping[str, tuple[str, int]]) -> dict[str, str]:
     """Why each port (setting -> address to bind, port) cannot be had; empty when all are free."""

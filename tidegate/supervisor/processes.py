@@ -30,13 +30,25 @@ class Process:
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks from boot to the start of ``pid``; None when there is no such process or it is a zombie."""
+    """Clock ticks from boot to the start of ``pid``; None when there is no such process or it is a zombie.
+
+    A process whose first thread has ended while others run looks like a zombie, but still holds its files and ports.
+    """
     try:
         # The name in brackets may hold blanks and brackets itself: count from the last one.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in ("Z", "X") else int(fields[19])
+    if fields[0] == "X" or (fields[0] == "Z" and not _has_other_threads(pid)):
+        return None
+    return int(fields[19])
+
+
+def _has_other_threads(pid: int) -> bool:
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
+        return False
 
 
 def resident_bytes(pid: int) -> int | None:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,7 +41,7 @@ def hold_state_dir(state_dir: Path) -> Iterator[None]:
             running = read_record(state_dir) or {}
             raise UpError(
                 f"a system runs in {state_dir} already (pid {running.get('pid', 'unknown')}); "
-                "stop it with tidegate down, or set another state_dir"
+                f"stop it with {down_command(running.get('config'))}, or set another state_dir"
             ) from None
         try:
             yield
@@ -64,6 +65,12 @@ def _check_writable(state_dir: Path) -> None:
     finally:
         with suppress(OSError):
             probe.unlink(missing_ok=True)
+
+
+def down_command(config: str | Path | None) -> str:
+    """What to type to stop the system of ``config``."""
+    named = "" if config is None or not Path(config).is_file() else f" --config {shlex.quote(str(config))}"
+    return f"tidegate down{named}"
 
 
 def write_record(state_dir: Path, record: dict[str, Any]) -> None:

@@ -9,18 +9,18 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from replicas.layout import LayoutError, lay_out
 from replicas.leftovers import sweep
 from stores.embedded import embedded_command
+from stores.installation import claim
 from stores.store import Store
-from tidegate.launch import gateway_url, reachable, run_command
+from tidegate.launch import addresses, run_command
 from tidegate.logs import LineFormatter
-from tidegate.settings import Loaded, ports_of
+from tidegate.settings import Loaded
 from tidegate.supervisor.children import Child, Children, ChildSpec, become_reaper
+from tidegate.supervisor.models import lay_out_models
 from tidegate.supervisor.notify import Notifier
-from tidegate.supervisor.ports import sentence, taken_ports
+from tidegate.supervisor.ports import ports_to_bind, sentence, taken_ports
 from tidegate.supervisor.processes import (
     INSTALLATION_VARIABLE,
     end_all,
@@ -40,6 +40,8 @@ _START_LIMIT_SECONDS = 180.0
 #: Starts of one child that may fail before the system is up.
 _START_FAILURES = 2
 _SWEEP_SECONDS = 60.0
+#: What just ended may hold its ports for a moment longer.
+_PORTS_SECONDS = 1.0
 #: What leaving takes beyond the drain limits: stopping Triton, Ray's own shutdown.
 _LEAVE_SECONDS = 15.0
 
@@ -66,7 +68,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._phase = "starting"
-        self._ray_dir = Path(tempfile.mkdtemp(prefix="tg-"))
+        self._ray_dir: Path | None = None
         self._lifeline, self._lifeline_held = os.pipe()
         environment = os.environ | {INSTALLATION_VARIABLE: str(loaded.config_path)}
         self._children = Children(environment, loaded.logs_dir, self._write_record)
@@ -80,20 +82,23 @@ class Supervisor:
         self._children.watch()
         try:
             await self._clear_what_a_dead_system_left()
-            self._write_record()
+            self._make_ray_dir()
             self._lay_out()
-            self._check_ports()
+            await self._check_ports()
             await self._start()
             failure = await self._until_ready()
-            if failure is None and not self._stop.is_set():
+            if failure is not None:
+                raise UpError(failure)
+            if not self._stop.is_set():
                 self._phase = "running"
                 self._write_record()
                 self._notifier.ready(addresses(self._loaded), time.monotonic() - self._began)
                 await self._watch()
+        except UpError:
+            self._force.set()  # it never was up: nobody's work is waited for
+            raise
         finally:
             await self._drain()
-        if failure is not None:
-            raise UpError(failure)
         return 0
 
     def _signalled(self) -> None:
@@ -112,24 +117,29 @@ class Supervisor:
                 raise UpError(f"processes of an earlier run do not end: {'; '.join(map(str, survivors))}")
         stale = read_record(self._loaded.state_dir)
         if stale is not None:
-            shutil.rmtree(str(stale.get("ray_dir", "")), ignore_errors=True)
+            shutil.rmtree(str(stale.get("ray_dir") or ""), ignore_errors=True)
         sweep(self._loaded.run_dir)
+
+    def _make_ray_dir(self) -> None:
+        """Made only when it is removed in every case, and recorded at once for the case that we are killed."""
+        try:
+            self._ray_dir = Path(tempfile.mkdtemp(prefix="tg-"))
+        except OSError as error:
+            raise UpError(f"no folder can be made in {tempfile.gettempdir()}: {error.strerror}") from error
+        self._write_record()
 
     def _lay_out(self) -> None:
         self._notifier.waiting(["the model files to be laid out"])
-        for pool in self._loaded.pools:
-            try:
-                lay_out(self._loaded.repository(pool).parent)
-            except (LayoutError, OSError) as error:
-                raise UpError(f"the model repository of pool {pool} cannot be laid out: {error}") from error
+        for warning in lay_out_models(self._loaded):
+            log.warning(warning)
+            self._notifier.warning(warning)
 
-    def _check_ports(self) -> None:
-        system = self._loaded.system
-        hosts = {"store.embedded_port": "127.0.0.1"}
-        ports = {key: (hosts.get(key, system.gateway.host), port) for key, port in ports_of(system).items()}
-        taken = taken_ports(ports)
-        if taken:
-            raise UpError(sentence(taken))
+    async def _check_ports(self) -> None:
+        limit = time.monotonic() + _PORTS_SECONDS
+        while taken := taken_ports(ports_to_bind(self._loaded.system)):
+            if time.monotonic() > limit or self._stop.is_set():
+                raise UpError(sentence(taken))
+            await asyncio.sleep(0.05)
 
     async def _start(self) -> None:
         """The store first, everybody needs it; then all others at once."""
@@ -140,6 +150,8 @@ class Supervisor:
             except TidegateError as error:
                 raise UpError(error.message) from error
             self._children.start(ChildSpec("store", command, drain_seconds=10.0))
+        else:
+            await self._store_answers()
         # The others import and start Ray meanwhile; each waits for the store by itself.
         system = self._loaded.system
         self._children.start(
@@ -173,7 +185,11 @@ class Supervisor:
         limit = time.monotonic() + (30.0 if embedded else self._loaded.system.store.timeout_seconds)
         while not self._stop.is_set():
             try:
-                return await self._store.ping()
+                await self._store.ping()
+                if embedded:
+                    with suppress(TidegateError):  # one that takes no writes now is told later, by who needs them
+                        await claim(self._store, str(self._loaded.config_path))
+                return
             except TidegateError as error:
                 self._notifier.waiting(["the store"])
                 if time.monotonic() > limit:
@@ -226,7 +242,8 @@ class Supervisor:
         if left:
             log.error("still there after the drain, and ended now: %s", "; ".join(map(str, left)))
             await asyncio.to_thread(end_all, left, polite_seconds=1.0)
-        shutil.rmtree(self._ray_dir, ignore_errors=True)
+        if self._ray_dir is not None:
+            shutil.rmtree(self._ray_dir, ignore_errors=True)
         sweep(self._loaded.run_dir)
         log.info("the system is down")
 
@@ -277,7 +294,7 @@ class Supervisor:
         if left:
             log.warning("the gateway left %d processes behind; they are ended", len(left))
             end_all(left, polite_seconds=0.0)
-        for entry in self._ray_dir.iterdir() if self._ray_dir.exists() else ():
+        for entry in self._ray_dir.iterdir() if self._ray_dir is not None and self._ray_dir.exists() else ():
             shutil.rmtree(entry, ignore_errors=True)
 
     def _write_record(self) -> None:
@@ -289,24 +306,10 @@ class Supervisor:
                 "config": str(self._loaded.config_path),
                 "phase": self._phase,
                 "addresses": addresses(self._loaded),
-                "ray_dir": str(self._ray_dir),
+                "ray_dir": None if self._ray_dir is None else str(self._ray_dir),
                 "processes": [child.as_record() for child in self._children.all.values()],
             },
         )
-
-
-def addresses(loaded: Loaded) -> dict[str, str]:
-    """Where the running system is reached, for people."""
-    gateway, store = loaded.system.gateway, loaded.system.store
-    host = reachable(gateway.host)
-    found: dict[str, Any] = {
-        "http": gateway_url(loaded),
-        "grpc": f"{host}:{gateway.grpc_port}",
-        "metrics": f"http://{host}:{gateway.metrics_port}/metrics",
-        "control": f"http://{host}:{gateway.control_port}",
-    }
-    found["store"] = f"redis://127.0.0.1:{store.embedded_port}/0" if store.url is None else "(store.url)"
-    return found
 
 
 def _log_to_file(path: Path, level: str) -> None:
