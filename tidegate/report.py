@@ -16,7 +16,7 @@ from stores.scaling import KEPT_DECISIONS, DecisionLog
 from stores.snapshot import PoolSnapshot, Snapshot, read_snapshot
 from stores.store import Store
 from tidegate.settings import Loaded
-from tidegate.supervisor.processes import Process, processes_of, resident_bytes
+from tidegate.supervisor.processes import Process, children_of_all, memory_bytes, processes_of
 from tidegate.supervisor.record import running_record
 from wire.decisions import DecisionRecord
 from wire.errors import ErrorKind, TidegateError
@@ -162,7 +162,7 @@ def _show_processes(console: Console, processes: list[dict[str, Any]]) -> None:
         return
     table = Table("process", "state", "pid", "memory", "restarts", "last end")
     for process in processes:
-        memory = process["resident_bytes"]
+        memory = process["memory_bytes"]
         table.add_row(
             process["name"],
             process["state"],
@@ -172,10 +172,15 @@ def _show_processes(console: Console, processes: list[dict[str, Any]]) -> None:
             process["last_exit"] or "-",
         )
     console.print(table)
+    console.print("memory: with everything below the process that has no row of its own, shared pages counted once")
 
 
 def _processes(loaded: Loaded) -> list[dict[str, Any]]:
-    """Processes of this host that a supervisor here runs: itself, its children, and the replicas."""
+    """Processes of this host that a supervisor here runs: itself, its children, and the replicas.
+
+    The memory of each is that of everything it started (a replica: agent, Triton and Triton's stubs; the gateway: Ray)
+    without what has a row of its own.
+    """
     record = running_record(loaded.state_dir)
     if record is None:
         return []
@@ -188,7 +193,8 @@ def _processes(loaded: Loaded) -> list[dict[str, Any]]:
     }
     replicas = [process for process in processes_of(loaded.config_path) if process.is_replica]
     rows = [supervisor, *record["processes"], *map(_replica_row, replicas)]
-    return [row | {"resident_bytes": resident_bytes(row["pid"]) if row["pid"] else None} for row in rows]
+    children, pids = children_of_all(), {row["pid"] for row in rows}
+    return [row | {"memory_bytes": memory_bytes(row["pid"], children, pids) if row["pid"] else None} for row in rows]
 
 
 def _replica_row(process: Process) -> dict[str, Any]:

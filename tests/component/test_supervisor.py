@@ -18,8 +18,10 @@ from tidegate.supervisor.ports import sentence, taken_ports
 from tidegate.supervisor.processes import (
     INSTALLATION_VARIABLE,
     Process,
+    children_of_all,
     end_all,
     is_alive,
+    memory_bytes,
     processes_of,
     resident_bytes,
     start_time,
@@ -192,6 +194,25 @@ def test_a_pid_that_is_used_again_is_another_process() -> None:
     assert is_alive(Process(os.getpid(), mine, ()))
     assert not is_alive(Process(os.getpid(), mine + 1, ()))
     assert start_time(2**22 + 1) is None
+
+
+def test_memory_is_that_of_a_process_and_all_below_it_but_those_apart() -> None:
+    code = (
+        "import subprocess, sys; held = b'x' * (40 << 20);"
+        "p = subprocess.Popen([sys.executable, '-c', 'held = b\"x\" * (80 << 20); print(1, flush=True); input()']);"
+        "p.wait()"
+    )
+    with subprocess.Popen(python(code), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        children = children_of_all()
+        (child,) = children[process.pid]
+        together = memory_bytes(process.pid, children) or 0
+        alone = memory_bytes(process.pid, children, apart={child}) or 0
+        process.communicate(b"\n")
+    assert 40 << 20 < alone < 80 << 20
+    assert 120 << 20 < together < 200 << 20
+    assert memory_bytes(process.pid, children) is None
 
 
 def test_a_process_lives_as_long_as_any_of_its_threads() -> None:

@@ -73,7 +73,7 @@ def test_up_restarts_what_dies_and_down_leaves_nothing(tmp_path: Path) -> None:
         system.wait_until(lambda it: it.pids("gateway") not in ([], [gateway]), 10, "the gateway again")
         row = next(row for row in system.status()["processes"] if row["name"] == "gateway")
         assert (row["restarts"], row["last_exit"]) == (1, "killed by SIGKILL")
-        assert row["resident_bytes"] > 1 << 20
+        assert row["memory_bytes"] > 1 << 20
         assert "gateway ended (killed by SIGKILL)" in (system.state_dir / "logs/supervisor.log").read_text()
 
         refused = system.tidegate("up", "--detach", check=False)

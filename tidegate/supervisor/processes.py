@@ -1,9 +1,10 @@
 """Processes of this host, read from /proc: whose they are, and that none is left."""
 
 import os
+import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,38 @@ def resident_bytes(pid: int) -> int | None:
     except (OSError, IndexError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def children_of_all() -> dict[int, list[int]]:
+    """Every process of this host that has children -> those."""
+    children: dict[int, list[int]] = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(int(entry))
+    return children
+
+
+def memory_bytes(pid: int, children: Mapping[int, Sequence[int]], apart: Collection[int] = ()) -> int | None:
+    """Memory of ``pid`` and of all processes below it, but for those ``apart`` and what is below them.
+
+    Memory that processes share is counted once, as the share of each. None when ``pid`` is gone.
+    """
+    own = _share_bytes(pid)
+    if own is None:
+        return None
+    below = [child for child in children.get(pid, ()) if child not in apart]
+    return own + sum(memory_bytes(child, children, apart) or 0 for child in below)
+
+
+def _share_bytes(pid: int) -> int | None:
+    try:
+        found = re.search(r"(?m)^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text())
+    except OSError:
+        return resident_bytes(pid)  # another user's, gone, or a kernel without it
+    return int(found[1]) * 1024 if found else resident_bytes(pid)
 
 
 def processes_of(config_path: Path, *, child: str | None = None) -> list[Process]:
