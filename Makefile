@@ -1,4 +1,6 @@
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12)
+# The first that runs: a version manager's shim may be on the PATH for a Python that is not installed.
+PYTHON ?= $(shell for python in python3.11 python3.12; do \
+	if $$python -c 'import venv' >/dev/null 2>&1; then command -v $$python; break; fi; done)
 BIN := .venv/bin
 
 .PHONY: install demo up down test check bench schema
@@ -6,6 +8,8 @@ BIN := .venv/bin
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || test -n "$(PYTHON)" || \
+		{ echo "Tidegate needs Python 3.11 or 3.12, and none runs here: install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt rapidocr-onnxruntime==1.4.4  # its OpenCV wants a display
