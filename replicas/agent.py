@@ -21,6 +21,7 @@ from replicas.repository import RepositoryError, check_model, load_failure
 from replicas.selfcheck import SelfCheckFailed, check_known_answer
 from replicas.server import AttachedTriton, LaunchedTriton, TritonEnded, TritonServer
 from replicas.triton import Triton, TritonRefused, TritonUnreachable
+from replicas.watch import Fault, watch
 from replicas.wheel import CannotLaunch
 from wire.membership import ReplicaLease, ReplicaState, StartStage
 from wire.pools import LoadMode, PoolSettings
@@ -58,7 +59,7 @@ async def run_replica(
     replicas need while they live. ``store`` may be a function that makes it (and imports its driver); it is called in
     a thread while Triton comes up, and its store closed at the end. With ``attach`` the Triton there is used, else one
     is launched. Must be called in the main thread of a process of its own. Returns the exit code: 0 when it left in
-    order, 1 when it could not start or its Triton died.
+    order, 1 when it could not start or its Triton died, lost a Python stub or hung.
     """
     stop = StopRequests()
     stop.listen(lifeline_fd)
@@ -98,13 +99,18 @@ class _Replica:
         try:
             if not await self._unless_asked(self._start(server)):
                 return 0
-            cause = await self._serve(server)
-            if cause is not None:
-                _log.error("leaving: %s", cause)
-                return 1
-            await self._drain(server)
-            await server.stop(self._stop.forced)
-            return 0
+            fault = await self._serve(server)
+            if fault is None:
+                await self._drain(server, self._stop.reason)
+                await server.stop(self._stop.forced)
+                return 0
+            _log.error("leaving: %s", fault.reason)
+            if fault.can_drain:
+                await self._drain(server, fault.reason)
+            else:
+                self._lease.change(state=ReplicaState.DRAINING, reason=fault.reason, waiting_for=None)
+                await self._lease.written(_ANNOUNCE_SECONDS)
+            return 1
         except StartFailed as error:
             server.kill()  # nothing can be in flight on it
             return await self._fail(str(error))
@@ -199,27 +205,39 @@ class _Replica:
                 raise StartFailed(str(error)) from error
         self._no_longer_waiting("the self-check")
 
-    async def _serve(self, server: TritonServer) -> str | None:
-        """Serve until asked to leave (None) or Triton is gone (how)."""
+    async def _serve(self, server: TritonServer) -> Fault | None:
+        """Serve until asked to leave (None) or Triton is gone, broken or hangs (the fault)."""
         catalogue = asyncio.create_task(
             publish_catalogue(Triton(server.addresses), self._lease.store, self._pool, self._models)
         )
         ended, asked = asyncio.create_task(server.ended()), asyncio.create_task(self._stop.asked.wait())
+        watching = asyncio.create_task(watch(server, self._tell_hung))
         try:
-            await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
-            return ended.result() if ended.done() else None
+            await asyncio.wait({ended, asked, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return Fault(ended.result(), can_drain=False)
+            return None if asked.done() else watching.result()
         finally:
-            for task in (catalogue, ended, asked):
+            for task in (catalogue, ended, asked, watching):
                 task.cancel()
-            await asyncio.gather(catalogue, ended, asked, return_exceptions=True)
+            await asyncio.gather(catalogue, ended, asked, watching, return_exceptions=True)
 
-    async def _drain(self, server: TritonServer) -> None:
+    def _tell_hung(self, sentence: str | None) -> None:
+        """While Triton hangs the replica is WARMING: gateways send it nothing, and for the autoscaler it still is
+        capacity, for it comes back in a moment or is ended soon; a machine out of breath needs no replica more."""
+        if sentence is None:
+            _log.warning("Triton answers again")
+            self._lease.change(state=ReplicaState.READY, reason=None, waiting_for=None)
+        else:
+            _log.warning("not ready for now: %s", sentence)
+            self._lease.change(state=ReplicaState.WARMING, reason=sentence, waiting_for="Triton to answer again")
+
+    async def _drain(self, server: TritonServer, reason: str) -> None:
         """Announce that nothing new may come, and wait until nothing is in flight: no longer than the limit, not at
         all when forced, and not for a Triton that is gone."""
         limit = self._settings.replica.drain_limit_seconds
         if self._stop.drain_limit_seconds is not None:
             limit = min(limit, self._stop.drain_limit_seconds)
-        reason = self._stop.reason
         _log.info("draining, at most %g s: %s", limit, reason)
         self._lease.change(state=ReplicaState.DRAINING, reason=reason, waiting_for="requests in flight")
         if await self._lease.written(min(_ANNOUNCE_SECONDS, limit)):

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,7 @@ from typing import Protocol
 from replicas import leftovers, sockets
 from replicas.addresses import AttachAddresses
 from replicas.triton import Triton
+from replicas.watch import dead_stubs
 from replicas.wheel import CannotLaunch, find_wheel, lay_out_server, library_folder
 from wire.pools import PoolSettings
 
@@ -49,6 +50,12 @@ class TritonServer(Protocol):
 
     async def ended(self) -> str:
         """Return when Triton is gone: one sentence that says how."""
+
+    def dead_stubs(self) -> Collection[int]:
+        """Process ids of its Python stubs that died; none where they cannot be seen."""
+
+    async def live(self, limit_seconds: float) -> bool:
+        """Whether it answers within this time, on a connection that is closed again."""
 
     async def stop(self, forced: asyncio.Event) -> None:
         """Let it end and clear away all it had; at once when ``forced`` is set. Does nothing to an attached one."""
@@ -157,6 +164,12 @@ class LaunchedTriton:
         code = self._process.wait()
         return _how_it_ended(code, self._log_path.read_bytes()[self._log_start :].decode("utf-8", "replace"))
 
+    def dead_stubs(self) -> Collection[int]:
+        return dead_stubs(self._process.pid)
+
+    async def live(self, limit_seconds: float) -> bool:
+        return await Triton(self.addresses).live(limit_seconds)
+
     async def stop(self, forced: asyncio.Event) -> None:
         if self._process.poll() is None and not forced.is_set():
             self._process.send_signal(signal.SIGTERM)
@@ -195,6 +208,13 @@ class AttachedTriton:
             await asyncio.sleep(self._look_seconds)
             missed = 0 if await Triton(self.addresses).live() else missed + 1
         return f"Triton at {self.addresses.http} no longer answers"
+
+    def dead_stubs(self) -> Collection[int]:
+        return ()  # they are processes of another container
+
+    async def live(self, limit_seconds: float) -> bool:
+        del limit_seconds
+        return True  # ``ended`` looks already
 
     async def stop(self, forced: asyncio.Event) -> None:
         del forced

@@ -42,10 +42,10 @@ class Triton:
     def __init__(self, addresses: AttachAddresses) -> None:
         self.addresses = addresses
 
-    async def live(self) -> bool:
+    async def live(self, limit_seconds: float = 2.0) -> bool:
         """Whether its front end answers at all."""
         try:
-            return (await self._call("GET", "/v2/health/live", limit_seconds=2.0)).status == 200
+            return (await self._call("GET", "/v2/health/live", limit_seconds=limit_seconds)).status == 200
         except TritonUnreachable:
             return False
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 BEGUN = time.monotonic()
 
+from replicas import watch  # noqa: E402
 from replicas.agent import AttachAddresses, run_replica  # noqa: E402
 from wire.pools import PoolSettings  # noqa: E402
 
@@ -16,6 +17,8 @@ from wire.pools import PoolSettings  # noqa: E402
 def main(given: dict) -> int:  # type: ignore[type-arg]
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
     logging.getLogger(__name__).info("imports took %.2f s", time.monotonic() - BEGUN)
+
+    watch.HUNG_SECONDS = given.get("hung_seconds", watch.HUNG_SECONDS)
 
     def connect():  # type: ignore[no-untyped-def]
         from stores.settings import StoreSettings

@@ -327,6 +327,61 @@ async def test_a_dead_triton_ends_the_replica_at_once(
         _assert_nothing_left(tmp_path)
 
 
+async def test_a_dead_stub_ends_the_replica(
+    store: Store, valkey: RunningValkey, echo_repository: Path, tmp_path: Path
+) -> None:
+    """The out-of-memory killer takes a stub: the replica takes nothing new, finishes what can finish, and leaves."""
+    async with replica_process(store, valkey.settings, echo_repository, ["ident", "slow"], tmp_path) as replica:
+        lease = await replica.until(ReplicaState.READY)
+        request = asyncio.create_task(infer(lease.http_address, "slow", [3.0]))
+        await asyncio.sleep(0.3)
+        (stub,) = [pid for pid in replica.triton_processes() if b"models/ident/" in _cmdline(pid)]
+        os.kill(stub, signal.SIGKILL)
+        draining = await replica.until(ReplicaState.DRAINING, limit_seconds=4.0)
+        assert "a process of Triton's Python backend died" in (draining.reason or "")
+        assert await request == [3.0]
+        assert await replica.exit_code() == 1
+        assert await replica.lease() is None
+        _assert_nothing_left(tmp_path)
+
+
+async def test_models_may_come_and_go_while_it_serves(
+    store: Store, valkey: RunningValkey, echo_repository: Path, tmp_path: Path
+) -> None:
+    """Somebody unloads and reloads models: their stubs end in order, which is no fault."""
+    async with replica_process(store, valkey.settings, echo_repository, ["ident", "batched"], tmp_path) as replica:
+        triton = Triton(_addresses(await replica.until(ReplicaState.READY)))
+        for _ in range(3):
+            await triton.unload("batched")
+            await asyncio.sleep(0.6)
+            await triton.load("batched")
+            await triton.load("ident")
+        await asyncio.sleep(1.5)
+        assert (await replica.until(ReplicaState.READY, 0.5)).reason is None and "leaving" not in replica.log
+
+
+async def test_a_hung_triton_is_not_ready_until_it_answers(
+    store: Store, valkey: RunningValkey, echo_repository: Path, tmp_path: Path
+) -> None:
+    """A-035: frozen, it leaves routing; going on, it comes back; frozen for good, it is ended."""
+    async with replica_process(
+        store, valkey.settings, echo_repository, ["ident"], tmp_path, hung_seconds=8.0
+    ) as replica:
+        await replica.until(ReplicaState.READY)
+        (triton,) = [pid for pid in replica.triton_processes() if b"model-repository" in _cmdline(pid)]
+        os.kill(triton, signal.SIGSTOP)
+        hung = await replica.until(ReplicaState.WARMING, limit_seconds=8.0)
+        assert hung.reason == "Triton hangs: it does not answer" and hung.waiting_for == "Triton to answer again"
+        os.kill(triton, signal.SIGCONT)
+        again = await replica.until(ReplicaState.READY, limit_seconds=4.0)
+        assert again.reason is None and await infer(again.http_address, "ident", [1.0]) == [1.0]
+        os.kill(triton, signal.SIGSTOP)
+        assert await replica.exit_code(15.0) == 1
+        assert "leaving: Triton hangs: it has not answered for" in replica.log
+        assert await replica.lease() is None
+        _assert_nothing_left(tmp_path)
+
+
 async def test_a_missing_model_file_is_said_in_the_lease(store: Store, valkey: RunningValkey, tmp_path: Path) -> None:
     write_model(tmp_path / "models", "ident")
     (tmp_path / "models/ident/1/model.py").unlink()
