@@ -98,6 +98,10 @@ async def run_job(claim: Claim, settings: QueueSettings, workshop: Workshop) -> 
     except DecodeError as error:
         reason = f"it cannot be read: {error}"
         return Ending(_failure(claim, ErrorKind.BAD_REQUEST, reason, started), dead_reason=reason)
+    if len(job.payload) > settings.payload_limit_bytes:
+        # A plain XADD asks nobody, so the limit binds here.
+        sizes = f"{len(job.payload)} bytes, and queue {claim.queue} takes at most {settings.payload_limit_bytes}"
+        return Ending(_failure(claim, "bad_input", f"the payload has {sizes} (payload_limit_bytes)", started))
     limit = settings.job_limit_seconds
     if job.timeout_ms is not None:
         limit = min(limit, job.timeout_ms / 1000 - claim.waited_seconds)

@@ -1,5 +1,6 @@
 """Whether, and when, a call to the gateway is made again. Pure: the clock and the dice are arguments."""
 
+import re
 from dataclasses import dataclass, replace
 
 from wire.errors import ERRORS, ErrorKind
@@ -9,6 +10,10 @@ _FIRST_GAP = 0.1
 _GREATEST_GAP = 5.0
 #: A call that cost this many replicas is at fault itself; trying on would take the pool down for everybody.
 MOST_LOST_REPLICAS = 3
+#: Triton's own answer, with status 500, when a process of its Python backend is dead: not the request is at fault, or
+#: not this one. It says so to everybody until the replica has left, which is known to gateways within this time.
+_BROKEN_REPLICA = re.compile(r"[Ss]tub process\b.*\b(?:not healthy|unhealthy)")
+_BROKEN_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,9 @@ class Attempts:
     lost_replicas: int = 0
 
     def after(self, failure: CallFailure) -> "Attempts":
-        lost = self.lost_replicas + (failure.kind is ErrorKind.REPLICA_LOST)
+        # The request that breaks a replica gets the same answer as those that come after it, so each one counts. The
+        # gap makes sure that the next one is of another replica.
+        lost = self.lost_replicas + (failure.kind is ErrorKind.REPLICA_LOST or _says_replica_is_broken(failure))
         return replace(self, made=self.made + 1, lost_replicas=lost)
 
 
@@ -70,7 +77,8 @@ def next_step(attempts: Attempts, failure: CallFailure, remaining_seconds: float
         return GiveUp()
     # Doubling stops long before the exponent could grow without bound.
     gap = min(_GREATEST_GAP, _FIRST_GAP * 2.0 ** min(attempts.made - 1, 16))
-    delay = max(gap * (0.5 + dice / 2), failure.retry_after_seconds or 0.0)
+    least = _BROKEN_SECONDS if _says_replica_is_broken(failure) else failure.retry_after_seconds or 0.0
+    delay = max(gap * (0.5 + dice / 2), least)
     return Retry(delay) if delay < remaining_seconds else GiveUp(out_of_time=True)
 
 
@@ -82,4 +90,8 @@ def _worth_another(failure: CallFailure) -> bool:
         # replica, so a job may ask twice; other callers of the gateway cannot assume that.
         return ERRORS[failure.kind].retryable or failure.kind is ErrorKind.REPLICA_LOST
     # Triton's own 503: its batch queue is full, or the model is being loaded.
-    return failure.status == 503
+    return failure.status == 503 or _says_replica_is_broken(failure)
+
+
+def _says_replica_is_broken(failure: CallFailure) -> bool:
+    return failure.kind is None and failure.status == 500 and _BROKEN_REPLICA.search(failure.message) is not None

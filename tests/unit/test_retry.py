@@ -50,3 +50,26 @@ def test_a_call_that_costs_replica_after_replica_is_given_up() -> None:
         steps.append(type(next_step(attempts, failure, 60.0, 0.0)))
     assert steps == [Retry, Retry, GiveUp]
     assert attempts == Attempts(made=3, lost_replicas=3)
+
+
+STUB_DEAD = CallFailure(500, None, "Stub process 'segmenter_0_0' is not healthy.")
+
+
+def test_a_replica_that_says_it_is_broken_is_left_time_to_leave() -> None:
+    """Triton keeps saying so until the replica has left; asking the same one again in a moment is no other try."""
+    assert _step(STUB_DEAD) == Retry(3.0)
+    assert _step(STUB_DEAD, remaining=2.0) == GiveUp(out_of_time=True)
+    assert _step(
+        CallFailure(500, None, "in ensemble 'e', Stub process is unhealthy and it will be restarted.")
+    ) == Retry(3.0)
+    assert _step(CallFailure(500, ErrorKind.INTERNAL, "Stub process 'a' is not healthy.")) == GiveUp()
+    assert _step(CallFailure(400, None, "no input 'Stub process x is not healthy'")) == GiveUp()
+
+
+def test_a_request_that_breaks_replica_after_replica_is_given_up() -> None:
+    """A-079: the answer does not say who broke it, so each counts."""
+    attempts, steps = Attempts(), []
+    for _ in range(MOST_LOST_REPLICAS):
+        attempts = attempts.after(STUB_DEAD)
+        steps.append(type(next_step(attempts, STUB_DEAD, 60.0, 0.0)))
+    assert steps == [Retry, Retry, GiveUp]
