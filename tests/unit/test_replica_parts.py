@@ -214,8 +214,45 @@ def test_laying_out_twice_writes_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert labels.read_text(encoding="utf-8") == "a\n\u3000\n字\n"
     assert lay_out(pool) == []
     assert sorted(path.name for path in model.parent.iterdir()) == ["model.onnx"]
-    model.write_bytes(b"half a file")
+    assert sorted(path.name for path in (pool / "models/m").iterdir()) == [".laid-out", "1", "labels.txt"]
+    model.unlink()
     assert lay_out(pool) == [model, labels]
+
+
+def test_a_model_file_that_the_user_put_there_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Replaced are files that were laid out and whose source changed, nothing else."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    make_package(tmp_path, "some_package_c", labels="a\nb\n")
+    pool = make_pool(tmp_path, "some_package_c", labels="character")
+    model, labels = pool / "models/m/1/model.onnx", pool / "models/m/labels.txt"
+    model.parent.mkdir(parents=True)
+    model.write_bytes(b"my own")
+    for _ in range(2):
+        assert lay_out(pool) == []
+    assert model.read_bytes() == b"my own" and not labels.exists()
+    assert caplog.messages[0] == (
+        f"model 'm': {model} is not the one of the wheel some-wheel and is kept as it is; delete it to get the wheel's"
+    )
+    model.unlink()
+    assert lay_out(pool) == [model, labels]
+
+    # A new version of the wheel replaces what the old one gave, also where no record was made of it.
+    for text, has_record in (("c\n", True), ("d\n", False)):
+        if not has_record:
+            (pool / "models/m/.laid-out").unlink()
+            assert lay_out(pool) == []
+        file = tmp_path / "some_package_c/models/some.onnx"
+        changed = onnx.load(str(file))
+        onnx.helper.set_model_props(changed, {"character": text})
+        onnx.save(changed, str(file))
+        assert lay_out(pool) == [model, labels]
+        assert labels.read_text(encoding="utf-8") == text and model.read_bytes() == file.read_bytes()
+
+    # What the user then changes is the user's.
+    model.write_bytes(b"my own again")
+    assert lay_out(pool) == [] and model.read_bytes() == b"my own again"
 
 
 def test_a_pool_without_sources_needs_no_laying_out(tmp_path: Path) -> None:
