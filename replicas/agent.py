@@ -166,7 +166,7 @@ class _Replica:
         triton = Triton(server.addresses)
         self._waiting = [*self._models, *(["the self-check"] if server.check_mark else [])]
         self._tell_waiting()
-        check = [self._check(triton, server.check_mark)] if server.check_mark else []
+        check = [self._check(server, triton, server.check_mark)] if server.check_mark else []
         work = [asyncio.create_task(each) for each in (*check, *(self._load(triton, model) for model in self._models))]
         ended = asyncio.create_task(server.ended())
         loaded = asyncio.gather(*work)
@@ -197,12 +197,13 @@ class _Replica:
                     raise StartFailed(f"model '{model}' was loaded and is not ready")
         self._no_longer_waiting(model)
 
-    async def _check(self, triton: Triton, mark: str) -> None:
+    async def _check(self, server: TritonServer, triton: Triton, mark: str) -> None:
         async with self._stage("self-check"):
             try:
                 await check_known_answer(triton, mark)
             except SelfCheckFailed as error:
                 raise StartFailed(str(error)) from error
+        server.checked()
         self._no_longer_waiting("the self-check")
 
     async def _serve(self, server: TritonServer) -> Fault | None:

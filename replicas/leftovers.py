@@ -8,6 +8,10 @@ process id and start time:
     /tmp        the model of the self-check, in a directory that Triton made, has it in its first line
     <run_dir>/replicas/<mark>/   the directory that Triton runs from
 
+One thing has no mark: the empty ``/tmp/python_env_XXXXXX`` that each Triton's Python backend makes when it is loaded
+(Triton does not ask TMPDIR) and removes at an orderly end. One is a leftover when no living process can have made it: a
+Triton makes it after its own start, and ours before :func:`note_loaded`. Removing an empty folder loses nothing.
+
 So nobody has to keep a record that a hard kill could lose: a mark whose agent no longer lives is a leftover. The
 installation is the run directory as seen from this pid namespace, because elsewhere its process ids mean nothing.
 """
@@ -19,8 +23,10 @@ import re
 import select
 import shutil
 import signal
+import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +34,9 @@ _log = logging.getLogger(__name__)
 
 _PROGRAMS = ("tritonserver", "triton_python_backend_stub")
 _KILL_WAIT_SECONDS = 2.0
+_LOADED = "loaded"
+#: How far a clock may have been set between two times that are compared.
+_CLOCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,12 @@ def replica_dir(run_dir: Path, owner: Owner) -> Path:
     return run_dir / "replicas" / mark(run_dir, owner)
 
 
-def sweep(run_dir: Path, *, shm: Path = Path("/dev/shm")) -> Swept:
+def note_loaded(directory: Path) -> None:
+    """Say that the Triton that runs from ``directory`` has loaded its Python backend by now."""
+    (directory / _LOADED).touch()
+
+
+def sweep(run_dir: Path, *, shm: Path = Path("/dev/shm"), tmp: Path = Path("/tmp")) -> Swept:
     """Clear away what replicas of this installation left whose agent no longer lives; everything else stays.
 
     Takes some milliseconds; longer (at most two seconds for each) only where a process has to be killed.
@@ -75,6 +89,7 @@ def sweep(run_dir: Path, *, shm: Path = Path("/dev/shm")) -> Swept:
     for owner in owners:
         if _start_ticks(owner.pid) != owner.start_ticks:
             clear(run_dir, owner, swept=swept, shm=shm)
+    swept.files += _remove_environments(run_dir, tmp)
     if swept.processes or swept.files:
         _log.warning(
             "cleared away what killed replicas left: %d processes, %d files", len(swept.processes), len(swept.files)
@@ -157,6 +172,53 @@ def _marked_models(run_dir: Path) -> Iterator[tuple[Path, Owner]]:
             continue  # another user's, or just removed
         if found := pattern.match(first):
             yield model.parent.parent, Owner(int(found[1]), int(found[2]))
+
+
+def _remove_environments(run_dir: Path, tmp: Path, clock_seconds: float = _CLOCK_SECONDS) -> list[str]:
+    """Remove the empty ``python_env_XXXXXX`` in ``tmp`` that no living process can have made; their names."""
+    folders: dict[Path, float] = {}
+    for folder in tmp.glob("python_env_??????"):
+        with suppress(OSError):  # another sweep was here
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+                folders[folder] = found.st_mtime  # nobody has put anything in: that is when it was made
+    if not folders:
+        return []
+    times = [(since - clock_seconds, until + clock_seconds) for since, until in _loading_times(run_dir)]
+    removed = []
+    for folder, made in folders.items():
+        if not any(since <= made <= until for since, until in times):
+            with suppress(OSError):  # not empty: in use, or not Triton's
+                folder.rmdir()
+                removed.append(folder.name)
+    return removed
+
+
+def _loading_times(run_dir: Path) -> Iterator[tuple[float, float]]:
+    """For each living process that is a Triton, or may become one: the times between which it loads its Python backend,
+    in Unix seconds."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    marked = dict(marked_processes(run_dir))
+    for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+        if not _may_be_triton(pid) or (ticks := _start_ticks(pid)) is None:
+            continue
+        until = float("inf")
+        if (owner := marked.get(pid)) is not None:
+            with suppress(OSError):
+                until = (replica_dir(run_dir, owner) / _LOADED).stat().st_mtime
+        yield booted + ticks / os.sysconf("SC_CLK_TCK"), until
+
+
+def _may_be_triton(pid: int) -> bool:
+    """Whether the process has Triton's Python backend in it, or is a tritonserver that may still load it."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            if os.path.basename(file.read().split(b"\0")[0]) == b"tritonserver":
+                return True
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            return b"libtriton" in file.read()
+    except OSError:
+        return False  # gone, or another user's, whose folders are not ours to remove either
 
 
 def _kill(run_dir: Path, pid: int, owner: Owner) -> bool:

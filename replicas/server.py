@@ -51,6 +51,9 @@ class TritonServer(Protocol):
     async def ended(self) -> str:
         """Return when Triton is gone: one sentence that says how."""
 
+    def checked(self) -> None:
+        """The known-answer check is done, so its Python backend is loaded."""
+
     def dead_stubs(self) -> Collection[int]:
         """Process ids of its Python stubs that died; none where they cannot be seen."""
 
@@ -164,6 +167,9 @@ class LaunchedTriton:
         code = self._process.wait()
         return _how_it_ended(code, self._log_path.read_bytes()[self._log_start :].decode("utf-8", "replace"))
 
+    def checked(self) -> None:
+        leftovers.note_loaded(self._directory)
+
     def dead_stubs(self) -> Collection[int]:
         return dead_stubs(self._process.pid)
 
@@ -208,6 +214,9 @@ class AttachedTriton:
             await asyncio.sleep(self._look_seconds)
             missed = 0 if await Triton(self.addresses).live() else missed + 1
         return f"Triton at {self.addresses.http} no longer answers"
+
+    def checked(self) -> None:
+        pass
 
     def dead_stubs(self) -> Collection[int]:
         return ()  # they are processes of another container

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -177,12 +178,44 @@ def test_a_sweep_takes_what_dead_owners_left_and_nothing_else(tmp_path: Path) ->
     for name in (others, "triton_python_backend_shm_region_1", "tidegate", f"x{leftovers.mark(run_dir, reused)}"):
         (shm / name).touch()
 
-    swept = leftovers.sweep(run_dir, shm=shm)
+    swept = leftovers.sweep(run_dir, shm=shm, tmp=tmp_path)
 
     assert len(swept.files) == 2 and swept.processes == []
     assert (shm / (leftovers.mark(run_dir, living) + "region")).exists()
     assert len(list(shm.iterdir())) == 5
     assert list((run_dir / "replicas").iterdir()) == [leftovers.replica_dir(run_dir, living)]
+
+
+def test_environment_folders_go_when_no_living_triton_can_have_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A foreign Triton runs since 5000 and may load its Python backend any day; ours did so between 1000 and 1010."""
+    monkeypatch.setattr(leftovers, "_loading_times", lambda run_dir: iter([(5000.0, float("inf")), (1000.0, 1010.0)]))
+    made = {"before": 900, "ours_1": 1005, "ours_2": 1069, "midway": 1100, "others": 6000, "in_use": 1100}
+    for name, at in made.items():
+        folder = tmp_path / f"python_env_{name}"
+        folder.mkdir()
+        if name == "in_use":
+            (folder / "file").touch()
+        os.utime(folder, (at, at))
+    (tmp_path / "python_env_linked").symlink_to(tmp_path)
+    (tmp_path / "python_env_longer_name").mkdir()
+
+    removed = leftovers.sweep(tmp_path / "run", shm=tmp_path, tmp=tmp_path).files
+
+    assert sorted(removed) == ["python_env_before", "python_env_midway"]
+    assert len(list(tmp_path.glob("python_env_*"))) == 6
+
+
+def test_this_process_is_no_triton_and_a_tritonserver_is(tmp_path: Path) -> None:
+    assert not leftovers._may_be_triton(os.getpid())
+    with subprocess.Popen(["tritonserver", "30"], executable="/bin/sleep") as process:
+        try:
+            assert leftovers._may_be_triton(process.pid)
+            started = [since for since, until in leftovers._loading_times(tmp_path) if until == float("inf")]
+            assert any(abs(since - time.time()) < 30 for since in started)
+        finally:
+            process.kill()
 
 
 # ---- laying out
