@@ -98,6 +98,21 @@ async def test_what_is_no_page_gets_one_clear_sentence(bench: Bench) -> None:
             assert words in (outcome.error or "")
 
 
+async def test_the_payload_limit_holds_for_a_plain_xadd(bench: Bench) -> None:
+    """Producers in other languages ask nobody; the worker does not hand the job to its handler."""
+    async with bench.worker(payload_limit_bytes=10):
+        job_id = (
+            await bench.store.redis.xadd(
+                stream_key(bench.store.prefix, QUEUE), {"schema": "1", "payload": "echo 123456"}
+            )
+        ).decode()
+        outcome = await bench.outcome(job_id)
+        assert (outcome.status, outcome.error_kind) == (OutcomeStatus.FAILED, "bad_input")
+        told = "the payload has 11 bytes, and queue work takes at most 10 (payload_limit_bytes)"
+        assert outcome.error == told
+        assert (await bench.run("echo 12345")).status is OutcomeStatus.SUCCEEDED
+
+
 async def test_a_handler_that_does_not_exist_is_named_at_the_start(bench: Bench) -> None:
     async with bench.worker(handler="workers.handlers.nowhere:handle") as process:
         assert await asyncio.wait_for(process.wait(), 10) == 1
