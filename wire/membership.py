@@ -21,11 +21,11 @@ class ReplicaState(StrEnum):
     STARTING = "starting"
     """The Triton process is coming up."""
     WARMING = "warming"
-    """Triton answers; models are loading."""
+    """Triton answers and models are loading; or it was ready, and does not answer at the moment (``reason``)."""
     READY = "ready"
     """Every preloaded model is ready."""
     DRAINING = "draining"
-    """Takes nothing new, finishes what it has, then leaves."""
+    """Takes nothing new, finishes what it has, then leaves: it was asked to, or something in it broke (``reason``)."""
     FAILED = "failed"
     """Could not start; ``reason`` says why. Kept until its lease ends so that people see it."""
 
@@ -56,7 +56,7 @@ class ReplicaLease(Record):
     waiting_for: str | None = None
     """What the replica is doing before it is ready, or waiting for while it drains, in plain words."""
     reason: str | None = None
-    """Why it failed or drains."""
+    """Why it failed, drains, or is not ready any more."""
     stages: tuple[StartStage, ...] = ()
     """The finished stages of its cold start, in order."""
     started_at: float = 0.0

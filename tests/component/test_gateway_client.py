@@ -130,6 +130,15 @@ async def test_a_request_that_costs_replicas_is_given_up(gateway: Gateway, clien
     assert caught.value.attempts.lost_replicas == MOST_LOST_REPLICAS == len(gateway.seen)
 
 
+async def test_a_replica_with_a_dead_stub_is_not_the_requests_fault(gateway: Gateway, client: GatewayClient) -> None:
+    """Triton's own 500 goes through the gateway unchanged; by the next try the replica has left."""
+    broken = {"error": "Stub process 'm_0_0' is not healthy."}
+    gateway.script = [lambda request, body: web.json_response(broken, status=500), _echo]
+    started = time.monotonic()
+    assert await _infer(client) == [[1.0, 2.0, 3.0]]
+    assert 3.0 <= time.monotonic() - started < 4.5
+
+
 async def test_the_time_limit_holds_whatever_happens(gateway: Gateway, client: GatewayClient) -> None:
     gateway.script = [_error(503, None)]
     started = time.monotonic()
