@@ -40,9 +40,12 @@ class Supervisor:
         raise AssertionError(f"never said {word}: {self.told}; {self.system.last_words()}")
 
     def close(self) -> None:
-        if self.process.poll() is None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
             self.process.kill()
-        self.process.wait()
+            self.process.wait()
         self._events.close()
         end_all(processes_of(self.system.config), polite_seconds=5)
 

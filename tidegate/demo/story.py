@@ -145,6 +145,8 @@ def _summary(
     table.add_row("all", str(requests), str(batches), f"{requests / batches:.2f}")
     console.print(table)
     for record in reversed(history):
+        if record.target == record.previous_target:
+            continue
         change = f"{record.previous_target} → {record.target} ({record.reason.value})"
         console.print(f"  {change}: {record.explanation}", markup=False, highlight=False)
     return {
