@@ -229,6 +229,8 @@ class Http2Connection(asyncio.Protocol):
             self._take_settings(h2.read_settings(payload))
 
     def _take_settings(self, settings: list[tuple[int, int]]) -> None:
+        # The acknowledgement goes first: what the peer's new settings allow may only come behind it.
+        self.put(h2.frame(h2.SETTINGS, h2.ACK, 0))
         for key, value in settings:
             if key == h2.MAX_FRAME_SIZE:
                 self.frame_size = min(value, 65536)
@@ -240,7 +242,6 @@ class Http2Connection(asyncio.Protocol):
                     leg.window = widened(leg.window, change)
                     if change > 0:
                         leg.pump()
-        self.put(h2.frame(h2.SETTINGS, h2.ACK, 0))
         self.greeted = True
         self.on_settings()
 
