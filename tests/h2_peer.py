@@ -74,9 +74,7 @@ class Peer:
 
     def begin(self, settings: dict[int, int] | None = None) -> None:
         if settings:
-            self.h2.local_settings = h2.settings.Settings(
-                client=self.h2.config.client_side, initial_values=settings
-            )
+            self.h2.local_settings = h2.settings.Settings(client=self.h2.config.client_side, initial_values=settings)
         self.h2.initiate_connection()
         self.flush()
         self._task = asyncio.create_task(self._read())

@@ -114,9 +114,7 @@ class Http2Connection(asyncio.Protocol):
     def introduce(self, preface: bytes = b"") -> None:
         """Our first bytes."""
         self.put(preface + h2.settings_frame(self.SETTINGS))
-        self.put(
-            h2.window_update(0, (self.CONNECTION_WINDOW or h2.LARGEST_WINDOW) - h2.DEFAULT_WINDOW)
-        )
+        self.put(h2.window_update(0, (self.CONNECTION_WINDOW or h2.LARGEST_WINDOW) - h2.DEFAULT_WINDOW))
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -171,7 +169,7 @@ class Http2Connection(asyncio.Protocol):
         data = h2.unpadded(payload, flags & h2.PADDED) if flags & h2.PADDED else payload
         end = bool(flags & h2.END_STREAM)
         if data:
-            self._chores = min(self._chores + 2, _CHORES)
+            self.earn()
         elif not end:
             self._chore()
         if self.CONNECTION_WINDOW is None:
@@ -312,7 +310,11 @@ class Http2Connection(asyncio.Protocol):
         if not self._table_told:
             self._table_told = True
             block = EMPTY_TABLE + block
-        self.put(h2.header_frames(stream_id, block, end_stream=end_stream, frame_size=self.frame_size))
+        if len(block) <= h2.DEFAULT_FRAME_SIZE:
+            flags = h2.END_HEADERS | h2.END_STREAM if end_stream else h2.END_HEADERS
+            self.put(h2.frame(h2.HEADERS, flags, stream_id, block))
+        else:
+            self.put(h2.header_frames(stream_id, block, end_stream=end_stream, frame_size=self.frame_size))
 
     def flush(self) -> None:
         self._flushing = False
@@ -354,6 +356,11 @@ class Http2Connection(asyncio.Protocol):
             self.put(h2.window_update(0, more))
 
     # -- the end ------------------------------------------------------------------------------------------
+
+    def earn(self) -> None:
+        """A frame has carried something on."""
+        if self._chores < _CHORES:
+            self._chores += 2
 
     def _chore(self) -> None:
         """Count a frame that carries nothing on. Raises ConnectionFault when there are too many of them."""

@@ -15,8 +15,8 @@ END_HEADERS = 0x4
 PADDED = 0x8
 HAS_PRIORITY = 0x20
 
-HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = range(
-    1, 7
+HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = (
+    range(1, 7)
 )
 
 #: Largest payload that a peer must take unasked, and that is announced here. Bytes.
@@ -51,7 +51,7 @@ class Code(IntEnum):
     ENHANCE_YOUR_CALM = 11
 
 
-class ConnectionFault(Exception):  # noqa: N818 - a fault of the peer's
+class ConnectionFault(Exception):
     """The peer broke the protocol, or overdid it: the connection ends with GOAWAY and this code."""
 
     def __init__(self, code: Code, message: str) -> None:

@@ -140,6 +140,13 @@ def checked_request(fields: Fields) -> tuple[dict[bytes, bytes], Fields]:
     return pseudo, rest
 
 
+def check_answer(fields: Fields) -> None:
+    """Raises MalformedError for what would break the caller's connection."""
+    for at, (name, value) in enumerate(fields):
+        if _BAD_VALUE(value) or name in _PER_CONNECTION or not (_NAME(name) or (at == 0 and name == b":status")):
+            raise MalformedError("a header field that HTTP/2 does not allow")
+
+
 def _canonical(value: bytes) -> bytes:
     """Base64 as gRPC's parsers want it. Raises MalformedError."""
     bare = value.rstrip(b"=")

@@ -6,7 +6,6 @@ from typing import Any, Protocol
 from gateway.ingress.h2_frames import DATA, END_STREAM, Code, frame_head, rst_stream, window_update
 from gateway.ingress.h2_window import ReceiveWindow
 
-
 #: Waiting pieces up to this length are joined, so that many tiny ones weigh no more than their bytes.
 _JOINED_LENGTH = 4096
 
@@ -77,7 +76,13 @@ class Leg:
         if self.out_done:
             return
         carrier, size = self.carrier, len(data)
-        if self._queue or not carrier.writable or size > min(self.window, carrier.send_window, carrier.frame_size):
+        if (
+            self._queue
+            or not carrier.writable
+            or size > self.window
+            or size > carrier.send_window
+            or size > carrier.frame_size
+        ):
             self._enqueue(data)
             self._ends = end
             self.pump()
@@ -159,8 +164,9 @@ class Leg:
 
     def pass_on(self, count: int) -> None:
         """``count`` bytes of what came here are no longer kept: the peer may send as many again."""
-        count = min(count, self.kept)
-        if count <= 0:
+        if count > self.kept:
+            count = self.kept
+        if not count:
             return
         self.kept -= count
         self.carrier.taken(count)

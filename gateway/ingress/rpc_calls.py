@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import quote_from_bytes
 
-from gateway.ingress.h2_headers import Fields, checked_request, encode
+from gateway.ingress.h2_headers import Fields, check_answer, checked_request, encode
 from wire.errors import ERROR_KIND_HEADER, TidegateError
 from wire.membership import JOB_HEADER
 
@@ -134,7 +134,8 @@ def read_call(fields: Fields) -> CallHead:
 
 
 def read_answer(fields: Fields) -> AnswerHead:
-    """An answer's fields as they are: it is the caller who judges them."""
+    """Raises MalformedError."""
+    check_answer(fields)
     status, grpc_status = None, None
     for name, value in fields:
         if name == b":status":

@@ -22,9 +22,10 @@ _PATIENCE_SECONDS = 10.0
 #: A leaving instance waits so long for the answer to its ping before it takes no more calls. Seconds.
 _GOODBYE_SECONDS = 1.0
 _GOODBYE = b"farewell"
+_SORRY = b"this port speaks gRPC over HTTP/2\n"
 _NO_HTTP_2 = (
-    b"HTTP/1.1 415 Unsupported Media Type\r\nContent-Type: text/plain\r\nContent-Length: 33\r\nConnection: close\r\n\r\n"
-    b"this port speaks gRPC (HTTP/2) .\n"
+    b"HTTP/1.1 415 Unsupported Media Type\r\nContent-Type: text/plain\r\n"
+    b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(_SORRY), _SORRY)
 )
 
 
@@ -118,7 +119,7 @@ class CallerConnection(Http2Connection):
         if self._final_id is not None:
             return  # whoever reads our goodbye sends it elsewhere
         self._last_id = stream_id
-        self._chores = min(self._chores + 2, 4000)
+        self.earn()
         if len(self.legs) >= _STREAMS:
             head, refused, too_long = None, Code.REFUSED_STREAM, False
         if head is None and not too_long:
@@ -158,9 +159,7 @@ class CallerConnection(Http2Connection):
         self._rush()
         if head is None:
             error = TidegateError(ErrorKind.TOO_LARGE, "the metadata is longer than header_limit_bytes")
-            self._service.count(
-                None, error.row.grpc, error.kind, held_seconds=0.0, since=self._loop.time()
-            )
+            self._service.count(None, error.row.grpc, error.kind, held_seconds=0.0, since=self._loop.time())
             leg.end(error_fields(error, started=False))
             return
         block, body = http_refusal(head.status)

@@ -31,9 +31,17 @@ class MessageMeter:
     def feed(self, data: bytes) -> None:
         """Raises TidegateError for a message over the limit."""
         size = len(data)
-        if size <= self._left:
-            self._left -= size
-            return
+        left = self._left
+        if left:
+            if size <= left:
+                self._left = left - size
+                return
+        elif size >= PREFIX_LENGTH and not self._head:
+            length = int.from_bytes(data[1:PREFIX_LENGTH])
+            if length + PREFIX_LENGTH == size and length <= self._limit:
+                if self.first_end is None:
+                    self.first_end = size
+                return  # one whole message, as most are
         at = self._left
         self._left = 0
         while at < size:
@@ -61,6 +69,20 @@ class MessageMeter:
                 return len(data)
             left = int.from_bytes((self._head + data[:at])[1:])
         return min(len(data), at + left)
+
+
+def plain_name(data: bytes) -> str | None:
+    """The string in field 1 of a first message, if it is as nearly all are: uncompressed, the name in front, shorter
+    than 128 bytes, something behind it. None says nothing: look closer with :class:`FirstMessage`."""
+    if len(data) < 8 or data[0] or data[5] != 0x0A:
+        return None
+    end = 7 + data[6]
+    if data[6] > 127 or end >= len(data) or data[end] < 16 or int.from_bytes(data[1:PREFIX_LENGTH]) < end - 4:
+        return None
+    try:
+        return data[7:end].decode() or None
+    except UnicodeDecodeError:
+        return None
 
 
 class FirstMessage:

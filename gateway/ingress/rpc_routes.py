@@ -6,7 +6,7 @@ from typing import Protocol
 
 from gateway.ingress.protobuf import bytes_field, nested_field
 from gateway.ingress.rpc_calls import YES, Kind, Method
-from gateway.ingress.rpc_messages import FirstMessage
+from gateway.ingress.rpc_messages import FirstMessage, plain_name
 from gateway.routing.pool import Pool
 from wire.errors import ErrorKind, TidegateError
 
@@ -45,16 +45,23 @@ class Routes:
         self._pools = pools
         self._at_zero = at_zero
 
-    def choose(self, method: Method, data: bytes, encoding: bytes, *, last: bool) -> Target | bytes | None:
+    def choose(  # noqa: C901 - one question after the other
+        self, method: Method, data: bytes, encoding: bytes, *, last: bool
+    ) -> Target | bytes | None:
         """Who answers a call of which ``data`` has come, ``last`` if that is all: a replica, the message returned
         here, or None while more has to come. Raises TidegateError."""
+        if method.field == 1 and not method.at_zero:
+            model = plain_name(data)
+            if model is not None:
+                pool = self._pool_for(method, model)
+                return b"" if pool is None else Target(pool, model)
         if method.kind is Kind.REFUSED:
             raise TidegateError(ErrorKind.NOT_SUPPORTED, method.refusal)
         if method.kind is Kind.OWN:
             return YES if last or len(data) > _PREFIX_LIMIT else None
         message = FirstMessage(data, encoding, last=last)
         enough = len(data) >= _PREFIX_LIMIT
-        model: str | None = None
+        model = None
         if method.field is not None:
             found = message.guess(method.field) if enough else message.strings(method.field)
             if found is None:
@@ -68,14 +75,18 @@ class Routes:
         if method.at_zero and not pool.has_ready_replica:
             if not message.whole and not enough:
                 return None
-            known = self._at_zero.grpc(method.name, message.body) if message.whole else None
+            known = self._from_memory(method, message)
             if known is not None:
                 return known
-            if method.name == "ModelReady":
-                return b""  # a version of which nothing is known yet: asking whether it is ready wakes nothing
         if method.name == "ModelReady" and not pool.has_ready_replica_for(model):
             model = None  # any replica may say that it has not got the model: readiness neither waits nor wakes
         return Target(pool, model)
+
+    def _from_memory(self, method: Method, message: FirstMessage) -> bytes | None:
+        known = self._at_zero.grpc(method.name, message.body) if message.whole else None
+        if known is None and method.name == "ModelReady":
+            return b""  # a version of which nothing is known yet: asking whether it is ready wakes nothing
+        return known
 
     def _pool_for(self, method: Method, model: str | None) -> Pool | None:
         """The pool of a model, or None where that is the answer; for the server as a whole any pool with a ready

@@ -60,6 +60,7 @@ class RpcStream:
         "_deadline",
         "_ended",
         "_head",
+        "_headed",
         "_held_seconds",
         "_hold",
         "_leaving",
@@ -97,7 +98,8 @@ class RpcStream:
         self._resent = 0
         self._held_seconds = 0.0
         self._request_done = False
-        self._started = False
+        self._started = False  # the caller has an answer's head
+        self._headed = False  # the replica has sent one
         self._leaving = False
         self._cut = False
         self._ended = False
@@ -340,11 +342,14 @@ class RpcStream:
     def on_answer_headers(self, head: AnswerHead, *, end: bool) -> None:
         if self._ended:
             return
-        if end:
+        if head.status is None and not self._headed:
+            self.on_nonsense()
+        elif end:
             status = UNKNOWN if head.grpc_status is None else head.grpc_status
             self._complete(status, head.trailers if self._started else head.block)
         elif head.status is not None and head.status >= 200:
             self._replay = None
+            self._headed = True
             if not self._started:
                 self._started = True
                 self._caller.carrier.put_headers(self._caller.stream_id, head.block, end_stream=False)
@@ -353,6 +358,9 @@ class RpcStream:
         if self._ended:
             if self._up is not None:
                 self._up.pass_on(len(data))
+            return
+        if not self._headed:
+            self.on_nonsense()
             return
         try:
             self._answer_meter.feed(data)
@@ -370,6 +378,11 @@ class RpcStream:
             return
         self._end(status, None)
         self._caller.end(trailers)
+
+    def on_nonsense(self) -> None:
+        """What the replica sends is no answer."""
+        message = "the replica's answer is no gRPC; the request may have run"
+        self.fail(TidegateError(ErrorKind.REPLICA_LOST, message))
 
     def on_upstream_reset(self, code: int) -> None:
         """The replica has reset the stream."""
@@ -411,7 +424,7 @@ class RpcStream:
         assert self._reservation is not None
         self._resent += 1
         self._up = self._caller.source = None
-        self._cut = False
+        self._cut = self._headed = False
         self._pending, self._replay, self._replay_bytes = b"".join(replay), [], 0
         if unreached:
             self._reservation.release_unreached()

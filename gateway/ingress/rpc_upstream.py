@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gateway.ingress import h2_frames as h2
 from gateway.ingress.h2_connection import Http2Connection
 from gateway.ingress.h2_frames import Code, ConnectionFault
-from gateway.ingress.h2_headers import HeaderBlocks, TooLongError
+from gateway.ingress.h2_headers import HeaderBlocks, MalformedError, TooLongError
 from gateway.ingress.h2_leg import Leg
 from gateway.ingress.rpc_calls import AnswerHead, read_answer
 from gateway.ingress.upstream import watch_peer
@@ -106,13 +106,18 @@ class UpstreamConnection(Http2Connection):
             raise ConnectionFault(Code.STREAM_CLOSED, "headers behind the end of a stream")
         try:
             head = self._blocks.read(block, self._decoder)
+        except MalformedError:
+            if leg is not None:
+                leg.reset(Code.PROTOCOL_ERROR)
+                leg.owner.on_nonsense()
+            return
         except TooLongError:
             if leg is not None:
                 leg.reset(Code.CANCEL)
                 leg.owner.on_upstream_reset(Code.ENHANCE_YOUR_CALM)
             return
         if leg is not None:
-            self._chores = min(self._chores + 2, 4000)
+            self.earn()
             leg.in_done = end
             leg.owner.on_answer_headers(head, end=end)
             if end and leg.out_done:

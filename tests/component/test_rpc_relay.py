@@ -47,7 +47,9 @@ class Door:
 
 
 @asynccontextmanager
-async def running_door(*leases: ReplicaLease, settings: dict[str, Any] | None = None, **routing: Any) -> AsyncIterator[Door]:
+async def running_door(
+    *leases: ReplicaLease, settings: dict[str, Any] | None = None, **routing: Any
+) -> AsyncIterator[Door]:
     router = HandRouter({"vision": pool_settings(**routing)})
     router.pools["vision"].update(leases)
     counted = Counted()
@@ -189,7 +191,9 @@ async def test_every_split_of_the_bytes_means_the_same() -> None:
                 raw += frames.frame(frames.CONTINUATION, 0, number, b"")
                 raw += frames.frame(frames.CONTINUATION, frames.END_HEADERS, number, block[cut:])
                 raw += frames.frame(frames.PRIORITY, 0, number, b"\0\0\0\0\x01")
-                raw += frames.frame(frames.DATA, frames.PADDED, number, b"\x05" + message[: cut % len(message)] + bytes(5))
+                raw += frames.frame(
+                    frames.DATA, frames.PADDED, number, b"\x05" + message[: cut % len(message)] + bytes(5)
+                )
                 raw += frames.frame(0x77, 0, number, b"unknown")
                 raw += frames.frame(frames.DATA, frames.END_STREAM, number, message[cut % len(message) :])
                 for at in range(0, len(raw), 1 + cut % 7):
@@ -502,7 +506,11 @@ async def test_other_protocols_are_turned_away() -> None:
         writer.close()
         async with caller(door.port) as peer:
             stream_id = peer.h2.get_next_available_stream_id()
-            peer.h2.send_headers(stream_id, [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "a")], end_stream=True)
+            peer.h2.send_headers(
+                stream_id,
+                [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "a")],
+                end_stream=True,
+            )
             peer.flush()
             await peer.until(lambda: stream_id in peer.streams and peer.streams[stream_id].ended)
             assert peer.streams[stream_id].headers[":status"] == "405"
@@ -552,7 +560,10 @@ FAULTS: dict[str, tuple[bytes, Code]] = {
     "too long a frame": (frames.frame_head(frames.DATA, 0, 1, 16385), Code.FRAME_SIZE_ERROR),
     "window to nowhere": (frames.window_update(0, 0), Code.PROTOCOL_ERROR),
     "window overflow": (frames.window_update(0, 2**31 - 1), Code.FLOW_CONTROL_ERROR),
-    "interrupted block": (frames.frame(frames.HEADERS, 0, 1, BLOCK[:5]) + frames.frame(frames.PING, 0, 0, bytes(8)), Code.PROTOCOL_ERROR),
+    "interrupted block": (
+        frames.frame(frames.HEADERS, 0, 1, BLOCK[:5]) + frames.frame(frames.PING, 0, 0, bytes(8)),
+        Code.PROTOCOL_ERROR,
+    ),
     "lone continuation": (frames.frame(frames.CONTINUATION, 4, 1, b""), Code.PROTOCOL_ERROR),
     "continuation flood": (
         frames.frame(frames.HEADERS, 0, 1, b"") + frames.frame(frames.CONTINUATION, 0, 1, b"") * 200,
@@ -571,7 +582,9 @@ FAULTS: dict[str, tuple[bytes, Code]] = {
     "short ping": (frames.frame(frames.PING, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
     "all padding": (_open(1) + frames.frame(frames.DATA, frames.PADDED, 1, b"\x09abc"), Code.PROTOCOL_ERROR),
     "more data than the window": (
-        _open(1) + frames.frame(frames.DATA, 0, 1, infer(10**6)[:16384]) + frames.frame(frames.DATA, 0, 1, bytes(16384)) * 4,
+        _open(1)
+        + frames.frame(frames.DATA, 0, 1, infer(10**6)[:16384])
+        + frames.frame(frames.DATA, 0, 1, bytes(16384)) * 4,
         Code.FLOW_CONTROL_ERROR,
     ),
     "reset of an idle stream": (frames.rst_stream(9, 8), Code.PROTOCOL_ERROR),
@@ -613,7 +626,7 @@ async def test_noise_never_breaks_the_door(caplog: pytest.LogCaptureFixture) -> 
     rng = random.Random(3)
     async with replica() as upstream, running_door(upstream.lease()) as door:
         for _ in range(100):
-            reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+            _, writer = await asyncio.open_connection("127.0.0.1", door.port)
             raw = frames.PREFACE + frames.settings_frame({})
             for _ in range(rng.randrange(1, 30)):
                 kind = rng.randrange(11)
@@ -638,21 +651,28 @@ async def test_noise_from_a_replica_never_breaks_the_door(caplog: pytest.LogCapt
         await reader.read(4096)
         for _ in range(rng.randrange(1, 10)):
             writer.write(
-                frames.frame(rng.randrange(11), rng.choice((0, 1, 4, 5, 8)), rng.choice((0, 1, 3)), rng.randbytes(rng.choice((0, 4, 8))))
+                frames.frame(
+                    rng.randrange(11),
+                    rng.choice((0, 1, 4, 5, 8)),
+                    rng.choice((0, 1, 3)),
+                    rng.randbytes(rng.choice((0, 4, 8))),
+                )
             )
         writer.close()
 
     server = await asyncio.start_server(noisy, "127.0.0.1", 0)
-    async with replica() as unused:
-        lease = unused.lease().model_copy(update={"grpc_address": f"127.0.0.1:{server.sockets[0].getsockname()[1]}"})
-    async with running_door(lease, hold_limit_seconds=0.3) as door:
-        for _ in range(12):
-            door.pool.update([])
-            door.pool.update([lease])
-            async with caller(door.port) as peer:
-                calls = [peer.call(infer()) for _ in range(3)]
-                for call in calls:
-                    assert (await peer.over(call)).over
-        await door.settled()
-    server.close()
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    lease = ReplicaLease(id="r1", pool="vision", state=ReplicaState.READY, grpc_address=address, models=("ident",))
+    try:
+        async with running_door(lease, hold_limit_seconds=0.3) as door:
+            for _ in range(12):
+                door.pool.update([])
+                door.pool.update([lease])
+                async with caller(door.port) as peer:
+                    for call in [peer.call(infer()) for _ in range(3)]:
+                        seen = await peer.over(call)
+                        assert seen.over, seen
+            await door.settled()
+    finally:
+        server.close()
     assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
