@@ -271,8 +271,9 @@ class Http2Connection(asyncio.Protocol):
             self._chore()
             self.on_unknown_stream(stream_id, h2.RST_STREAM)
             return
-        leg.close()
+        leg.in_done = leg.out_done = True
         self.on_reset(leg, h2.word(payload))
+        leg.close()
 
     # -- header blocks ------------------------------------------------------------------------------------
 
@@ -340,6 +341,7 @@ class Http2Connection(asyncio.Protocol):
         if self.legs.pop(leg.stream_id, None) is None:
             return
         self._blocked.pop(leg, None)
+        leg.source = None  # no circles: the collector would look for them all the time
         if leg.kept:
             self.taken(leg.kept)
             leg.kept = 0

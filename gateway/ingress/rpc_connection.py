@@ -155,7 +155,7 @@ class CallerConnection(Http2Connection):
 
     def _refuse(self, leg: Leg, head: CallHead | None) -> None:
         """A call that is no call."""
-        leg.owner = _Refused()
+        leg.owner = _OVER
         self._rush()
         if head is None:
             error = TidegateError(ErrorKind.TOO_LARGE, "the metadata is longer than header_limit_bytes")
@@ -168,7 +168,7 @@ class CallerConnection(Http2Connection):
 
     def on_data(self, leg: Leg, data: bytes, *, end: bool) -> None:
         leg.owner.on_request_data(data, end=end)
-        if isinstance(leg.owner, _Refused):
+        if leg.owner is _OVER:
             leg.pass_on(len(data))
 
     def on_reset(self, leg: Leg, code: int) -> None:
@@ -182,13 +182,18 @@ class CallerConnection(Http2Connection):
     def on_goaway(self, last_stream_id: int, code: int) -> None:
         """The caller opens no more streams; those that are open go on."""
 
+    def forget(self, leg: Leg) -> None:
+        super().forget(leg)
+        leg.owner = _OVER
+
     def on_leg_over(self) -> None:
         self._close_if_done()
 
     def on_lost(self) -> None:
         for leg in list(self.legs.values()):
+            call = leg.owner
             leg.close()
-            leg.owner.cancel()
+            call.cancel()
 
     def on_closed(self) -> None:
         self._service.closed(self)
@@ -272,3 +277,6 @@ class _Refused:
 
     def answer_is_all(self, leg: Leg) -> bool:
         return True
+
+
+_OVER = _Refused()

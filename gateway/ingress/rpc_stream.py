@@ -356,8 +356,6 @@ class RpcStream:
 
     def on_answer_data(self, data: bytes, *, end: bool) -> None:
         if self._ended:
-            if self._up is not None:
-                self._up.pass_on(len(data))
             return
         if not self._headed:
             self.on_nonsense()
@@ -443,9 +441,11 @@ class RpcStream:
             self._hold.cancel()
         self._replay = None
         self._caller.source = None
-        up = self._up
-        if up is not None and not (up.in_done and up.out_done):
-            up.reset(Code.CANCEL)
+        up, self._up = self._up, None
+        if up is not None:
+            up.source = None
+            if not (up.in_done and up.out_done):
+                up.reset(Code.CANCEL)
         if self._pending:
             self._caller.pass_on(len(self._pending))
             self._pending = b""
