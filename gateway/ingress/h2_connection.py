@@ -50,7 +50,7 @@ class Http2Connection(asyncio.Protocol):
         self._peer_window = h2.DEFAULT_WINDOW
         self._window_in = ReceiveWindow(self.CONNECTION_WINDOW or h2.LARGEST_WINDOW, self.CONNECTION_WINDOW or 0)
         self._table_told = False
-        self._chores = _CHORES
+        self.credit = _CHORES
         self._chores_at = self._loop.time()
         self.active_at = self._chores_at
         self.legs: dict[int, Leg] = {}
@@ -361,18 +361,18 @@ class Http2Connection(asyncio.Protocol):
 
     def earn(self) -> None:
         """A frame has carried something on."""
-        if self._chores < _CHORES:
-            self._chores += 2
+        self.credit += 4
 
     def _chore(self) -> None:
         """Count a frame that carries nothing on. Raises ConnectionFault when there are too many of them."""
-        self._chores -= 1
-        if self._chores <= 0:
+        credit = min(self.credit, _CHORES)
+        if credit <= 0:
             now = self._loop.time()
-            self._chores = min(int((now - self._chores_at) * _CHORES_PER_SECOND), _CHORES)
+            credit = min(int((now - self._chores_at) * _CHORES_PER_SECOND), _CHORES)
             self._chores_at = now
-            if self._chores <= 0:
+            if credit <= 0:
                 raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that carry nothing on")
+        self.credit = credit - 1
 
     def fail(self, code: Code, message: str) -> None:
         """End the connection with GOAWAY. Its streams end with it."""

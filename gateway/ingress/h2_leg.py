@@ -16,6 +16,8 @@ class Carrier(Protocol):
     send_window: int
     frame_size: int
     writable: bool
+    credit: int
+    """Frames that carry nothing on, such as the acknowledgement of what is sent, that the peer may still send."""
 
     def put(self, data: bytes) -> None:
         """Write soon."""
@@ -143,6 +145,7 @@ class Leg:
         carrier.put(frame_head(DATA, END_STREAM if end else 0, self.stream_id, size))
         if size:
             carrier.put(data)
+            carrier.credit += 4
             if self.source is not None:
                 self.source.pass_on(size)
 

@@ -233,6 +233,9 @@ class Upstreams:
             if replica is None or connection not in replica.connections:
                 connection.leave()
             return
+        if connection.room <= 0:
+            self._unreached(connection.replica_id, replica)  # it wants no calls
+            return
         self._end_connecting(replica)
         replica.connections.append(connection)
         while replica.waiting and connection.room > 0:

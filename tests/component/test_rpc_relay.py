@@ -83,12 +83,13 @@ async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
 # -- flow control -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [1, 17, 1000])
-async def test_tiny_windows_both_ways(window: int) -> None:
+@pytest.mark.parametrize(("window", "size"), [(1, 1500), (17, 1500), (1000, 1500), (64, 400_000)])
+async def test_tiny_windows_both_ways(window: int, size: int) -> None:
+    """The many acknowledgements that they take are no flood."""
     async with replica({WINDOW: window}) as upstream, running_door(upstream.lease()) as door:
         upstream.script = lambda peer, event: _echo_slowly(upstream, peer, event)
         async with caller(door.port, {WINDOW: window}) as peer:
-            message = infer(1500)
+            message = infer(size)
             call = peer.call(end=False)
             await peer.send(call, message, end=True)
             seen = await peer.over(call, 20)
