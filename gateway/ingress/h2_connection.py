@@ -319,8 +319,8 @@ class Http2Connection(asyncio.Protocol):
 
     def flush(self) -> None:
         self._flushing = False
-        if self._out and not self.closed:
-            out, self._out = self._out, []
+        out, self._out = self._out, []
+        if out and not self.closed and not self.transport.is_closing():
             self.transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def block(self, leg: Leg) -> None:
