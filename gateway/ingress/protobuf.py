@@ -3,7 +3,10 @@
 Tensors are never looked at. In every request message of the protocol that names a model, the name is field 1.
 """
 
+from collections.abc import Collection
+
 _LENGTH_DELIMITED = 2
+_LONGEST_VARINT = 10
 #: Bytes that a field of each fixed-size wire type takes.
 _FIXED_BYTES = {1: 8, 5: 4}
 
@@ -11,28 +14,37 @@ _FIXED_BYTES = {1: 8, 5: 4}
 def first_string(message: bytes, number: int) -> str | None:
     """The string in field ``number``, read from the front of ``message``; None if it is not there before the first
     thing that cannot be read. As in any protobuf reader the last one wins, as far as fields come in order."""
-    found: str | None = None
+    return strings_in_prefix(message, (number,))[0].get(number)
+
+
+def strings_in_prefix(message: bytes, numbers: Collection[int]) -> tuple[dict[int, str], bool]:
+    """The strings in fields ``numbers``, read from the front of a message that may not be all there; and whether more
+    of it would change nothing: a later field has been seen, or something that cannot be read."""
+    found: dict[int, str] = {}
+    last = max(numbers)
     at = 0
     try:
         while at < len(message):
             tag, at = _varint(message, at)
             field, wire_type = tag >> 3, tag & 7
-            if field > number:
-                break  # encoders write fields in order: nothing of interest follows, only tensors
+            if field > last:
+                return found, True  # encoders write fields in order: nothing of interest follows, only tensors
             if wire_type == _LENGTH_DELIMITED:
                 length, at = _varint(message, at)
                 if at + length > len(message):
                     break
-                if field == number:
-                    found = message[at : at + length].decode()
+                if field in numbers:
+                    found[field] = bytes(message[at : at + length]).decode()
                 at += length
             elif wire_type == 0:
                 _, at = _varint(message, at)
             else:
                 at += _FIXED_BYTES[wire_type]
-    except (IndexError, KeyError, UnicodeDecodeError):
-        pass
-    return found
+    except IndexError:
+        return found, len(message) - at >= _LONGEST_VARINT
+    except (KeyError, UnicodeDecodeError):
+        return found, True
+    return found, False
 
 
 def bytes_field(number: int, value: bytes) -> bytes:

@@ -1,0 +1,459 @@
+"""One gRPC call on its way: a stream of the caller's, a slot, a stream to the replica, and what happens when one of
+them fails. Every way out goes through ``_end``, once, and that gives slot and stream back.
+"""
+
+import asyncio
+from typing import Protocol
+
+from gateway.ingress.h2_frames import Code
+from gateway.ingress.h2_leg import Leg
+from gateway.ingress.rpc_calls import (
+    OK_HEAD,
+    OK_TRAILERS,
+    UNIMPLEMENTED,
+    UNKNOWN,
+    AnswerHead,
+    CallHead,
+    Kind,
+    error_fields,
+    status_fields,
+)
+from gateway.ingress.rpc_messages import PREFIX_LENGTH, MessageMeter, framed
+from gateway.ingress.rpc_routes import Routes, Target, stream_error
+from gateway.ingress.rpc_upstream import UpstreamConnection, Upstreams
+from gateway.routing.pool import Hold, RequestHead, Reservation
+from wire.errors import ErrorKind, TidegateError
+
+#: Up to this size, and in so many pieces, what was sent is kept until there is an answer, to send it again. Bytes.
+_REPLAY_LIMIT = 65536
+_REPLAY_PIECES = 256
+#: How often a call is sent again because what it was sent to provably did not run it.
+_RESEND_LIMIT = 3
+#: A replica that gives up this close to the deadline does so because of it. Seconds.
+_DEADLINE_SLACK = 0.05
+_CANCELLED = 1
+#: gRPC statuses that callers make of a reset stream; of other codes they make INTERNAL.
+_STATUS_OF_RESET = {Code.REFUSED_STREAM: 14, Code.CANCEL: 1, Code.ENHANCE_YOUR_CALM: 8}
+
+
+class Service(Protocol):
+    """What a call needs of its door."""
+
+    loop: asyncio.AbstractEventLoop
+    routes: Routes
+    upstreams: Upstreams
+    message_limit_bytes: int
+    draining: bool
+
+    def count(
+        self, pool: str | None, status: int, own_error: ErrorKind | None, *, held_seconds: float, since: float
+    ) -> None: ...
+
+
+class RpcStream:
+    """See the module. Begun by what the caller sends; ended by itself, or by :meth:`cancel` or :meth:`fail`."""
+
+    __slots__ = (
+        "_answer_meter",
+        "_caller",
+        "_cut",
+        "_deadline",
+        "_ended",
+        "_head",
+        "_headed",
+        "_held_seconds",
+        "_hold",
+        "_leaving",
+        "_meter",
+        "_pending",
+        "_replay",
+        "_replay_bytes",
+        "_request_done",
+        "_resent",
+        "_reservation",
+        "_service",
+        "_since",
+        "_skip",
+        "_started",
+        "_target",
+        "_timer",
+        "_up",
+    )
+
+    def __init__(self, service: Service, caller: Leg, head: CallHead) -> None:
+        self._service = service
+        self._caller = caller
+        self._head = head
+        self._since = service.loop.time()
+        self._meter = MessageMeter(service.message_limit_bytes)
+        self._answer_meter = MessageMeter(service.message_limit_bytes)
+        self._pending: bytes | bytearray = b""
+        self._skip = 0
+        self._target: Target | None = None
+        self._hold: Hold | None = None
+        self._reservation: Reservation | None = None
+        self._up: Leg | None = None
+        self._replay: list[bytes] | None = []
+        self._replay_bytes = 0
+        self._resent = 0
+        self._held_seconds = 0.0
+        self._request_done = False
+        self._started = False  # the caller has an answer's head
+        self._headed = False  # the replica has sent one
+        self._leaving = False
+        self._cut = False
+        self._ended = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        if head.timeout_seconds is not None:
+            self._deadline = self._since + head.timeout_seconds
+            self._timer = service.loop.call_at(self._deadline, self._on_deadline)
+
+    # -- from the caller ----------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The call's head has come. What its method alone decides is decided now."""
+        method = self._head.method
+        if method is None:
+            self._answer_status(UNIMPLEMENTED, f"Method not found: {self._head.path}")
+        elif method.kind is Kind.REFUSED:
+            self._choose()
+
+    def on_request_data(self, data: bytes, *, end: bool) -> None:
+        """More of the request, ``end`` if nothing follows."""
+        self._request_done = end
+        if self._ended or self._cut:
+            self._caller.pass_on(len(data))
+            return
+        if self._up is None:
+            if self._fed(data):
+                self._pend(data)
+                if self._target is None:
+                    self._choose()
+            return
+        if self._leaving:
+            size = self._meter.until_boundary(data)
+            if size < len(data):
+                self._caller.pass_on(len(data) - size)
+                data, end, self._request_done = data[:size], False, False
+        if self._fed(data):
+            self._send(self._up, data, end=end)
+            if self._leaving:
+                self._cut_request()
+
+    def leave(self) -> None:
+        """The replica, or this instance, leaves: a two-way stream ends behind the message that is under way. What the
+        replica still has to answer comes through."""
+        if self._ended or self._leaving or self._head.method is None or self._head.method.kind is not Kind.STREAM:
+            return
+        self._leaving = True
+        if self._up is not None:
+            self._cut_request()
+        elif self._target is None:
+            self.fail(_leaving_error())
+
+    def cancel(self) -> None:
+        """The caller is gone: nothing is to be answered, and the replica need not go on."""
+        if not self._ended:
+            reservation, self._reservation = self._reservation, None
+            self._end(_CANCELLED, None)
+            if reservation is not None:
+                reservation.release_abandoned()
+
+    def fail(self, error: TidegateError) -> None:
+        """End the call with an error of ours; what is left of an answer is dropped."""
+        if self._ended:
+            return
+        self._end(error.row.grpc, error.kind)
+        self._caller.drop_queue()
+        self._caller.end(error_fields(error, started=self._started))
+
+    def answer_is_all(self, leg: Leg) -> bool:
+        """Whether the end of our side of ``leg`` ends the other side too: an answer ends a request."""
+        return leg is self._caller
+
+    def _fed(self, data: bytes) -> bool:
+        try:
+            self._meter.feed(data)
+        except TidegateError as error:
+            self.fail(error)
+            return False
+        return True
+
+    def _pend(self, data: bytes) -> None:
+        if self._skip:
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            self._caller.pass_on(skipped)
+            data = data[skipped:]
+        if not self._pending:
+            self._pending = data
+        elif data:
+            if isinstance(self._pending, bytes):
+                self._pending = bytearray(self._pending)
+            self._pending += data
+
+    def _cut_request(self) -> None:
+        if self._up is not None and not self._cut and not self._request_done and self._meter.at_boundary:
+            self._cut = True
+            self._up.end(None)
+
+    # -- who answers --------------------------------------------------------------------------------------
+
+    def _choose(self) -> None:
+        method = self._head.method
+        assert method is not None
+        while not self._ended:
+            if method.kind is Kind.STREAM and not self._pending:
+                if self._request_done:
+                    self._answer(None)  # a stream without a request
+                return
+            try:
+                chosen = self._service.routes.choose(
+                    method, bytes(self._pending), self._head.encoding, last=self._request_done
+                )
+            except TidegateError as error:
+                if method.kind is not Kind.STREAM or error.kind is not ErrorKind.NOT_FOUND:
+                    self.fail(error)
+                    return
+                if not self._answer_in_stream(error):
+                    return
+                continue
+            if isinstance(chosen, bytes):
+                self._answer(chosen)
+            elif chosen is not None:
+                self._target = chosen
+                self._place(since=None)
+            return
+
+    def _answer_in_stream(self, error: TidegateError) -> bool:
+        """Answer the request at the front as Triton does: the stream goes on. False while more of it has to come."""
+        data = bytes(self._pending)
+        if len(data) < PREFIX_LENGTH:
+            self.fail(error)
+            return False
+        answer = stream_error(data, self._head.encoding, error.message)
+        end = PREFIX_LENGTH + int.from_bytes(data[1:PREFIX_LENGTH])
+        if answer is None:
+            if self._request_done:
+                self.fail(error)
+            return False
+        self._start_answer()
+        self._caller.send(framed(answer))
+        self._caller.pass_on(min(end, len(data)))
+        self._skip = max(0, end - len(data))
+        self._pending = data[end:]
+        return True
+
+    def _start_answer(self) -> None:
+        if not self._started:
+            self._started = True
+            self._caller.carrier.put_headers(self._caller.stream_id, OK_HEAD, end_stream=False)
+
+    def _answer(self, message: bytes | None) -> None:
+        self._start_answer()
+        self._end(0, None)
+        if message is not None:
+            self._caller.send(framed(message))
+        self._caller.end(OK_TRAILERS)
+
+    def _answer_status(self, code: int, message: str) -> None:
+        self._end(code, None)
+        self._caller.end(status_fields(code, message, [], started=self._started))
+
+    # -- a slot and a connection --------------------------------------------------------------------------
+
+    def _place(self, *, since: float | None) -> None:
+        target = self._target
+        assert target is not None
+        head = RequestHead(target.model, self._deadline, self._head.job)
+        reservation = target.pool.try_reserve(head, since=since)
+        if reservation is not None:
+            self._on_slot(reservation)
+            return
+        try:
+            self._hold = target.pool.hold(head, since=since)
+        except TidegateError as error:
+            self.fail(error)
+        else:
+            self._hold.future.add_done_callback(self._on_hold_end)
+
+    def _on_hold_end(self, future: "asyncio.Future[Reservation]") -> None:
+        if self._ended or future.cancelled():
+            return
+        self._hold = None
+        error = future.exception()
+        if error is None:
+            self._on_slot(future.result())
+        elif isinstance(error, TidegateError):
+            self._held_seconds = self._service.loop.time() - self._since
+            self.fail(error)
+
+    def _on_slot(self, reservation: Reservation) -> None:
+        self._reservation = reservation
+        self._held_seconds = reservation.held_seconds
+        connection = self._service.upstreams.take(reservation.replica)
+        if connection is not None:
+            self._send_on(connection)
+        else:
+            self._service.upstreams.connect(reservation.replica, self._on_connected)
+
+    def _on_connected(self, connection: UpstreamConnection | None) -> None:
+        if self._ended:
+            return
+        if connection is not None:
+            self._send_on(connection)
+        else:
+            # Refused or silent: it never got the request, so another replica may.
+            assert self._reservation is not None
+            self._reservation.release_unreached()
+            self._place(since=self._since)
+
+    def _send_on(self, connection: UpstreamConnection) -> None:
+        block = self._head.block
+        if self._deadline is not None and (self._held_seconds > 0 or self._resent):
+            block = self._head.block_with(self._deadline - self._service.loop.time())
+        self._up = up = connection.open(self, block)
+        up.source, self._caller.source = self._caller, up
+        if self._pending or self._request_done:
+            data, self._pending = bytes(self._pending), b""
+            self._send(up, data, end=self._request_done)
+        if self._leaving:
+            self._cut_request()
+        elif connection.retired:
+            self.leave()
+
+    def _send(self, up: Leg, data: bytes, *, end: bool) -> None:
+        replay = self._replay
+        if replay is not None and data:
+            self._replay_bytes += len(data)
+            if self._replay_bytes > _REPLAY_LIMIT or len(replay) == _REPLAY_PIECES:
+                self._replay = None
+            else:
+                replay.append(data)
+        up.send(data, end=end)
+
+    def _on_deadline(self) -> None:
+        if self._hold is None or self._hold.future.done():
+            self.fail(TidegateError(ErrorKind.DEADLINE, "the deadline passed before the replica had answered"))
+
+    # -- from the replica ---------------------------------------------------------------------------------
+
+    def on_answer_headers(self, head: AnswerHead, *, end: bool) -> None:
+        if self._ended:
+            return
+        if head.status is None and not self._headed:
+            self.on_nonsense()
+        elif end:
+            status = UNKNOWN if head.grpc_status is None else head.grpc_status
+            self._complete(status, head.trailers if self._started else head.block)
+        elif head.status is not None and head.status >= 200:
+            self._replay = None
+            self._headed = True
+            if not self._started:
+                self._started = True
+                self._caller.carrier.put_headers(self._caller.stream_id, head.block, end_stream=False)
+
+    def on_answer_data(self, data: bytes, *, end: bool) -> None:
+        if self._ended:
+            return
+        if not self._headed:
+            self.on_nonsense()
+            return
+        try:
+            self._answer_meter.feed(data)
+        except TidegateError as error:
+            self.fail(error)
+            return
+        if end:
+            self._end(UNKNOWN, None)
+        self._caller.send(data, end=end)
+
+    def _complete(self, status: int, trailers: bytes) -> None:
+        if self._leaving and status == 0 and self._cut:
+            self._end(_leaving_error().row.grpc, ErrorKind.DRAINING)
+            self._caller.end(error_fields(_leaving_error(), started=self._started))
+            return
+        self._end(status, None)
+        self._caller.end(trailers)
+
+    def on_nonsense(self) -> None:
+        """What the replica sends is no answer."""
+        message = "the replica's answer is no gRPC; the request may have run"
+        self.fail(TidegateError(ErrorKind.REPLICA_LOST, message))
+
+    def on_upstream_reset(self, code: int) -> None:
+        """The replica has reset the stream."""
+        if self._ended:
+            return
+        if code == Code.REFUSED_STREAM and not self._started:
+            self.on_not_run()
+        elif self._deadline is not None and self._service.loop.time() > self._deadline - _DEADLINE_SLACK:
+            self.fail(TidegateError(ErrorKind.DEADLINE, "the deadline passed while the request was on a replica"))
+        else:
+            self._end(_STATUS_OF_RESET.get(Code(code) if code <= max(Code) else Code.INTERNAL_ERROR, 13), None)
+            self._caller.reset(code)
+
+    def on_not_run(self) -> None:
+        """The replica says that it has not looked at the request."""
+        if not self._ended:
+            self._again(unreached=False)
+
+    def on_upstream_lost(self) -> None:
+        """The connection to the replica has broken."""
+        up = self._up
+        if self._ended or up is None:
+            return
+        first_end = self._meter.first_end
+        if self._started or (first_end is not None and up.sent >= first_end):
+            message = "the replica was lost after the request was sent; the request may have run"
+            self.fail(TidegateError(ErrorKind.REPLICA_LOST, message))
+        else:
+            # A model runs when it has its whole input.
+            self._again(unreached=True)
+
+    def _again(self, *, unreached: bool) -> None:
+        """To another replica, if what was sent to this one is still there."""
+        replay = self._replay
+        if replay is None or self._resent == _RESEND_LIMIT or self._started:
+            message = "the replica was lost before it had the whole request; it did not run"
+            self.fail(TidegateError(ErrorKind.REPLICA_UNREACHABLE, message))
+            return
+        assert self._reservation is not None
+        self._resent += 1
+        self._up = self._caller.source = None
+        self._cut = self._headed = False
+        self._pending, self._replay, self._replay_bytes = b"".join(replay), [], 0
+        if unreached:
+            self._reservation.release_unreached()
+        else:
+            self._reservation.release()
+        self._place(since=self._since)
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def _end(self, status: int, own_error: ErrorKind | None) -> None:
+        """Give everything back."""
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._hold is not None:
+            self._hold.cancel()
+        self._replay = None
+        self._caller.source = None
+        up, self._up = self._up, None
+        if up is not None:
+            up.source = None
+            if not (up.in_done and up.out_done):
+                up.reset(Code.CANCEL)
+        if self._pending:
+            self._caller.pass_on(len(self._pending))
+            self._pending = b""
+        if self._reservation is not None:
+            self._reservation.release()
+        pool = None if self._target is None else self._target.pool.name
+        self._service.count(pool, status, own_error, held_seconds=self._held_seconds, since=self._since)
+
+
+def _leaving_error() -> TidegateError:
+    return TidegateError(ErrorKind.DRAINING, "the replica of this stream is leaving; open a new stream")
