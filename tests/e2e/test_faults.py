@@ -139,6 +139,27 @@ def test_killed_worker_leaves_its_jobs_to_another(system: System) -> None:
     system.wait_for_zero()
 
 
+def test_jobs_outlive_a_replica_that_lost_its_stubs(system: System) -> None:
+    """The out-of-memory killer takes the Python stubs of a replica with jobs on it: it is replaced, no job fails."""
+    with ThreadPoolExecutor(1) as pool:
+        jobs = pool.submit(_submit_and_wait, system, "segcls", [_page()] * 12, 180)
+        system.wait_for_ready(1)
+        stubs, triton = _stubs(system)
+        for stub in stubs:
+            os.kill(stub, signal.SIGKILL)
+        system.wait_until(lambda it: triton not in it.triton_pids(), 30, "the broken replica's end")
+        outcomes = jobs.result()
+    assert {outcome.status for outcome in outcomes} == {OutcomeStatus.SUCCEEDED}, outcomes
+    system.wait_for_zero()
+
+
+def _stubs(system: System) -> tuple[list[int], int]:
+    """The Python stubs of one replica's Triton, and that Triton."""
+    triton = system.triton_pids()[0]
+    lists = (path.read_text().split() for path in Path(f"/proc/{triton}/task").glob("*/children"))
+    return [int(pid) for pids in lists for pid in pids], triton
+
+
 def test_store_stops_and_starts(system: System) -> None:
     """A-082, A-051: the store goes away under load and comes back: no call fails, jobs are done, all by itself."""
     gateway = system.pids("gateway")
