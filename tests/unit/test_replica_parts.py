@@ -211,6 +211,8 @@ def test_this_process_is_no_triton_and_a_tritonserver_is(tmp_path: Path) -> None
     assert not leftovers._may_be_triton(os.getpid())
     with subprocess.Popen(["tritonserver", "30"], executable="/bin/sleep") as process:
         try:
+            while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                pass  # the kernel is still setting up the new program; what has made a folder is past that
             assert leftovers._may_be_triton(process.pid)
             started = [since for since, until in leftovers._loading_times(tmp_path) if until == float("inf")]
             assert any(abs(since - time.time()) < 30 for since in started)
