@@ -35,6 +35,9 @@ class GatewaySettings(SettingsModel):
     """A pooled connection to a replica is closed after this time without a request. Unit: seconds."""
     idle_client_seconds: float = Field(default=75.0, gt=0)
     """A caller's keep-alive connection is closed after this time without a request. Unit: seconds."""
+    body_stall_seconds: float = Field(default=10.0, gt=0)
+    """A body (HTTP) that comes at less than a kibibyte per second for this long is refused; a caller who for this long
+    reads nothing of an answer is cut off. Time in which he is not read, or held, does not count. Unit: seconds."""
     drain_limit_seconds: float = Field(default=30.0, ge=0)
     """Longest wait for requests to finish when an instance leaves. Unit: seconds."""
 

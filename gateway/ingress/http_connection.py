@@ -18,6 +18,7 @@ from gateway.ingress.http_wire import (
     read_request,
     render_answer,
 )
+from gateway.ingress.pace import LEAST_BYTES_PER_SECOND, Pace
 from gateway.ingress.upstream import watch_peer
 from wire.errors import ERROR_KIND_HEADER, ErrorKind, TidegateError
 
@@ -63,15 +64,18 @@ class ClientConnection(asyncio.Protocol):
         "_exchange",
         "_linger_until",
         "_loop",
+        "_pace",
         "_parser",
         "_reading_paused",
         "_request",
         "_rest",
         "_service",
         "_since",
+        "_taken_bytes",
         "_transport",
         "_watch",
         "_working",
+        "_written_bytes",
         "write_paused",
     )
 
@@ -84,6 +88,9 @@ class ClientConnection(asyncio.Protocol):
         self._parser: RequestParser | None = None
         self._body: RequestBody | None = None  # while it is still coming
         self._rest = b""
+        self._pace = Pace()
+        self._taken_bytes = 0  # of bodies
+        self._written_bytes = 0
         self._request: Request | None = None
         self._working = False
         self._closing = False
@@ -104,6 +111,7 @@ class ClientConnection(asyncio.Protocol):
         if self._closing:
             return
         if self._body is not None:
+            self._taken_bytes += len(data)
             data = self._take_body(data)
         if data and not self._closing:
             if self._exchange is None and self._body is None:
@@ -208,6 +216,7 @@ class ClientConnection(asyncio.Protocol):
         return not self._service.draining
 
     def write(self, data: bytes) -> None:
+        self._written_bytes += len(data)
         self._transport.write(data)
 
     def update_reading(self) -> None:
@@ -263,7 +272,7 @@ class ClientConnection(asyncio.Protocol):
         request = self._request
         self._answer(
             (error.row.http, headers, error_body(error.message)),
-            keep_alive=request is not None and self._may_keep(request),
+            keep_alive=request is not None and error.kind is not ErrorKind.SLOW_CALLER and self._may_keep(request),
         )
 
     def _may_keep(self, request: Request) -> bool:
@@ -309,8 +318,12 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._transport.close()
 
-    def sweep(self, now: float, idle_seconds: float) -> None:
-        """Called now and then (``now``: loop time): end what has been idle, or closing, for too long."""
+    def sweep(self, now: float, idle_seconds: float, stall_seconds: float) -> None:
+        """Called now and then (``now``: loop time): end what has been idle, closing, or stalled for too long."""
+        if self._exchange is None or self._transport.is_closing():
+            self._pace.restart()
+        else:
+            self._look_at_pace(self._exchange, now, stall_seconds)
         if self._exchange is not None:
             # A connection that is not read does not tell that its peer is gone.
             if self._reading_paused and not self._transport.is_closing() and self._watch.poll(0):
@@ -322,6 +335,20 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.abort()
             else:
                 self._close(linger=False)
+
+    def _look_at_pace(self, exchange: Exchange, now: float, stall_seconds: float) -> None:
+        """A caller who hardly sends his body, or hardly reads his answer, must not keep a slot from others."""
+        if self.write_paused:
+            read_bytes = self._written_bytes - self._transport.get_write_buffer_size()
+            if self._pace.has_stalled((exchange, "answer"), now, read_bytes, stall_seconds, 1):
+                exchange.break_off()
+        elif exchange.awaits_body and not self._reading_paused:
+            least = LEAST_BYTES_PER_SECOND * stall_seconds
+            if self._pace.has_stalled((exchange, "body"), now, self._taken_bytes, stall_seconds, least):
+                message = f"the request's body came at less than 1 KiB/s for {stall_seconds:g} s (body_stall_seconds)"
+                exchange.fail(TidegateError(ErrorKind.SLOW_CALLER, message))
+        else:
+            self._pace.restart()
 
     def close_if_idle(self) -> None:
         """Close now unless a request is under way."""

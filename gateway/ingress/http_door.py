@@ -140,7 +140,7 @@ class HttpDoor:
     def _sweep(self) -> None:
         now = self._loop.time()
         for connection in list(self._connections):
-            connection.sweep(now, self._settings.idle_client_seconds)
+            connection.sweep(now, self._settings.idle_client_seconds, self._settings.body_stall_seconds)
         self.upstreams.sweep(now)
         self._sweeper = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
 

@@ -67,6 +67,7 @@ class Exchange:
         "_connection",
         "_deadline_timer",
         "_ended",
+        "_gathering",
         "_head",
         "_held_seconds",
         "_hold",
@@ -115,6 +116,7 @@ class Exchange:
         self._replay: list[bytes] | None = []
         self._replay_bytes = 0
         self._body_complete = False
+        self._gathering = False
         self._answer_started = False
         self._ended = False
         self._resent = 0
@@ -132,7 +134,17 @@ class Exchange:
         if body:
             self._waiting.append(body)
             self._waiting_bytes = len(body)
-        self._find_slot(since=None)
+        # A small body is waited for first: a slot is too dear for a caller who sends byte by byte.
+        # One who expects a 100 sends nothing before he gets it.
+        small = 0 < self._request.body_bytes <= _WAITING_BODY_LIMIT
+        self._gathering = small and not complete and not self._request.expectation
+        if not self._gathering:
+            self._find_slot(since=None)
+
+    @property
+    def awaits_body(self) -> bool:
+        """True while nothing but more of the request's body is wanted: it is read, and not for want of a slot."""
+        return not self._body_complete and (self._gathering or self._connection is not None)
 
     @property
     def wants_body(self) -> bool:
@@ -147,6 +159,9 @@ class Exchange:
         if self._connection is None:
             self._waiting.append(data)
             self._waiting_bytes += len(data)
+            if complete and self._gathering:
+                self._gathering = False
+                self._find_slot(since=None)
             return
         self._connection.write(data)
         self._remember(data)
@@ -169,6 +184,12 @@ class Exchange:
             self._caller.exchange_broken()
         else:
             self._caller.exchange_failed(error)
+
+    def break_off(self) -> None:
+        """The caller does not take his answer: give up, and break the connection."""
+        if not self._ended:
+            self._end(_CALLER_LEFT, None)
+            self._caller.exchange_broken()
 
     # -- a slot and a connection --------------------------------------------------------------------------
 

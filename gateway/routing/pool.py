@@ -49,6 +49,7 @@ class Pool:
         self._requests_total = 0
         self._last_active: float | None = None
         self._cold_start_seconds: float | None = None
+        self._failure: str | None = None
 
     # -- what a door asks ---------------------------------------------------------------------------------
 
@@ -132,8 +133,9 @@ class Pool:
 
     @property
     def retry_after_seconds(self) -> float:
-        """A believable time until a replica that is not there yet is ready."""
-        return max(1.0, self._cold_start_seconds or _ASSUMED_COLD_START_SECONDS)
+        """A believable time until a replica that is not there yet is ready, and not gone again for want of work."""
+        cold_start = self._cold_start_seconds or _ASSUMED_COLD_START_SECONDS
+        return max(1.0, min(cold_start, self.settings.scaling.scale_to_zero_delay_seconds or cold_start))
 
     def load(self) -> PoolLoad:
         """This instance's load on the pool, for the autoscaler."""
@@ -174,6 +176,9 @@ class Pool:
             self._replicas[replica_id] = slots
             if lease.ready_at is not None:
                 self._cold_start_seconds = lease.ready_at - lease.started_at
+                self._failure = None
+            elif lease.state is ReplicaState.FAILED:
+                self._failure = lease.reason
         self._leaving = {key: slots for key, slots in self._leaving.items() if slots.in_flight}
         for listener in self._listeners:
             listener(self)
@@ -244,5 +249,7 @@ class Pool:
         what = f"no replica of pool '{self.name}' is ready"
         if self.has_ready_replica:
             what = f"no replica of pool '{self.name}' has a free slot for model '{head.model}'"
+        elif self._failure is not None:
+            what += f" (the last one that started failed: {self._failure})"
         message = f"{what}; retry in {math.ceil(self.retry_after_seconds)} s"
         return TidegateError(kind, message, retry_after_seconds=self.retry_after_seconds)

@@ -268,6 +268,46 @@ async def test_a_slow_head_takes_no_slot_and_ends() -> None:
         assert door.pool.in_flight == 0
 
 
+async def test_a_small_body_that_is_not_here_yet_takes_no_slot() -> None:
+    request = post(INFER, b"x" * 1000)
+    async with Upstream() as upstream, running_door(upstream.lease(), max_in_flight_per_replica=1) as door:
+        async with await Caller.open(door.port) as slow, await Caller.open(door.port) as quick:
+            slow.send(request[:-1])
+            await asyncio.sleep(0.1)
+            assert (door.pool.in_flight, door.pool.held) == (0, 0)
+            quick.send(post(INFER))
+            assert (await quick.answer()).status == 200
+            slow.send(request[-1:])
+            assert (await slow.answer()).status == 200
+
+
+async def test_a_body_that_stalls_gives_its_slot_back() -> None:
+    """The caller is told, the model did not run, and others go on."""
+    head = post(INFER, b"x" * 200_000)[:1000]
+    settings = {"body_stall_seconds": 0.4}
+    async with Upstream() as upstream, running_door(upstream.lease(), settings=settings) as door:
+        async with await Caller.open(door.port) as slow:
+            slow.send(head)
+            await asyncio.sleep(0.1)
+            assert door.pool.in_flight == 1
+            answer = await slow.answer()
+            assert answer.status == 408
+            assert ("tidegate-error", "slow_caller") in [(name.lower(), value) for name, value in answer.headers]
+            assert await slow.at_end()
+        await door.settled()
+
+
+async def test_an_answer_that_is_not_read_gives_its_slot_back() -> None:
+    settings = {"body_stall_seconds": 0.4}
+    async with Upstream(lambda _: Reply(body=b"\x5a" * 2**20, repeat=100, chunk_bytes=None)) as upstream:
+        async with running_door(upstream.lease(), settings=settings) as door, await Caller.open(door.port) as caller:
+            caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            caller.send(post(INFER))
+            await asyncio.sleep(0.2)
+            assert door.pool.in_flight == 1
+            await door.settled(4.0)
+
+
 # -- when the replica fails -------------------------------------------------------------------------------
 
 
@@ -349,12 +389,13 @@ async def test_a_request_whose_body_was_not_complete_is_sent_again() -> None:
     """The connection dies while the body is still coming: the model cannot have run."""
     async with Upstream() as upstream, running_door(upstream.lease()) as door, await Caller.open(door.port) as caller:
         upstream.read_limit = 3
-        raw = post(INFER, b"abcdef")
-        caller.send(raw[:-3])
+        body = b"abc" + b"d" * 70_000  # a small one would be waited for
+        raw = post(INFER, body)
+        caller.send(raw[:-70_000])
         while len(upstream.seen) < 1 or upstream.read_limit is not None:
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.02)
-        assert (await caller.ask(raw[-3:])).body == b"abcdef"
+        assert (await caller.ask(raw[-70_000:])).body == body
         assert len(upstream.seen) == 2
 
 
