@@ -7,6 +7,7 @@ loop and every change is synchronous, so there is no moment at which a slot belo
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Iterable
 
 from gateway.routing.policy import Candidate, least_in_flight
@@ -23,6 +24,10 @@ _EJECT_SECONDS = 1.0
 #: Callers often leave together (one process died, one timeout fits all). After one left a running request, held
 #: requests get its slot this much later, so that those whose callers left too are gone by then. Seconds.
 _ABANDON_GRACE_SECONDS = 0.1
+#: Why a replica failed to start is told to callers for this long after it was last seen. Seconds.
+_FAILURE_KEEP_SECONDS = 300.0
+#: An absolute path, up to its last part. Callers need not know where our files are.
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/'\"]+/)*")
 
 __all__ = ["Hold", "Pool", "RequestHead", "Reservation", "Slots"]
 
@@ -49,7 +54,8 @@ class Pool:
         self._requests_total = 0
         self._last_active: float | None = None
         self._cold_start_seconds: float | None = None
-        self._failure: str | None = None
+        self._failure = ""
+        self._failure_seen = -math.inf
 
     # -- what a door asks ---------------------------------------------------------------------------------
 
@@ -135,7 +141,7 @@ class Pool:
     def retry_after_seconds(self) -> float:
         """A believable time until a replica that is not there yet is ready, and not gone again for want of work."""
         cold_start = self._cold_start_seconds or _ASSUMED_COLD_START_SECONDS
-        return max(1.0, min(cold_start, self.settings.scaling.scale_to_zero_delay_seconds or cold_start))
+        return max(1.0, min(cold_start, self.settings.scaling.scale_to_zero_delay_seconds))
 
     def load(self) -> PoolLoad:
         """This instance's load on the pool, for the autoscaler."""
@@ -176,9 +182,10 @@ class Pool:
             self._replicas[replica_id] = slots
             if lease.ready_at is not None:
                 self._cold_start_seconds = lease.ready_at - lease.started_at
-                self._failure = None
-            elif lease.state is ReplicaState.FAILED:
-                self._failure = lease.reason
+                self._failure_seen = -math.inf
+            elif lease.state is ReplicaState.FAILED and lease.reason is not None:
+                self._failure = _FOLDERS.sub("", lease.reason)
+                self._failure_seen = self._clock()
         self._leaving = {key: slots for key, slots in self._leaving.items() if slots.in_flight}
         for listener in self._listeners:
             listener(self)
@@ -249,7 +256,7 @@ class Pool:
         what = f"no replica of pool '{self.name}' is ready"
         if self.has_ready_replica:
             what = f"no replica of pool '{self.name}' has a free slot for model '{head.model}'"
-        elif self._failure is not None:
+        elif self._clock() - self._failure_seen < _FAILURE_KEEP_SECONDS:
             what += f" (the last one that started failed: {self._failure})"
         message = f"{what}; retry in {math.ceil(self.retry_after_seconds)} s"
         return TidegateError(kind, message, retry_after_seconds=self.retry_after_seconds)

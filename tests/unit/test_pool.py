@@ -196,6 +196,50 @@ async def test_the_hold_limit_ends_in_no_replica_with_a_believable_retry_after()
 
 
 @virtual
+async def test_a_retry_never_comes_after_the_replica_has_gone_idle_again() -> None:
+    """A-039: with holding off, the caller's next try is all there is to keep the replica."""
+    for delay, cold_start, announced in ((10.0, None, 10.0), (30.0, None, 15.0), (10.0, 7.5, 7.5), (0.0, 7.5, 1.0)):
+        settings = make()[0].settings
+        scaling = settings.scaling.model_copy(update={"scale_to_zero_delay_seconds": delay})
+        settings = settings.model_copy(update={"scaling": scaling})
+        pool = Pool("vision", settings, clock=asyncio.get_running_loop().time, on_wanted=lambda _: None)
+        if cold_start is not None:
+            pool.update([lease(started_at=100.0, ready_at=100.0 + cold_start)])
+        assert pool.retry_after_seconds == announced
+
+
+@virtual
+async def test_callers_are_told_why_the_last_replica_failed() -> None:
+    pool, _ = make(hold_limit_seconds=3)
+    reason = "the model file of 'segmenter' is missing: no such file: /srv/models/segmenter/1/model.onnx"
+    pool.update([lease(state=ReplicaState.FAILED, reason=reason)])
+    pool.update([])
+    hold = pool.hold(SEG)
+    await asyncio.sleep(3.01)
+    assert error_of(hold).message == (
+        "no replica of pool 'vision' is ready (the last one that started failed: the model file of 'segmenter' is "
+        "missing: no such file: model.onnx); retry in 15 s"
+    )
+    hold = pool.hold(SEG)
+    pool.update([lease(ready_at=7.0)])
+    pool.update([])
+    hold = pool.hold(CLS)
+    await asyncio.sleep(3.01)
+    assert "failed" not in error_of(hold).message
+
+
+@virtual
+async def test_an_old_failure_is_forgotten() -> None:
+    pool, _ = make(hold_limit_seconds=3)
+    pool.update([lease(state=ReplicaState.FAILED, reason="no memory")])
+    pool.update([])
+    await asyncio.sleep(301)
+    hold = pool.hold(SEG)
+    await asyncio.sleep(3.01)
+    assert "no memory" not in error_of(hold).message
+
+
+@virtual
 async def test_a_deadline_before_the_hold_limit_ends_in_deadline() -> None:
     pool, _ = make()
     now = asyncio.get_running_loop().time()
