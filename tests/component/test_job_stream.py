@@ -64,18 +64,21 @@ async def test_a_job_submitted_before_the_first_worker_is_delivered_and_finished
     assert await _pending(store) == []
 
 
-async def test_a_submission_whose_answer_was_lost_is_one_job(
+async def test_a_submission_without_an_answer_is_told_and_not_sent_again(
     valkey: RunningValkey, store: Store, stream: JobStream
 ) -> None:
-    """The driver sends a command again after a time-out; a frozen server gets both."""
+    """The store is frozen when the job comes: the caller is told within the limit; what was sent is there once."""
     await stream.submit(_job())
     hasty_store = Store.connect(valkey.settings.model_copy(update={"timeout_seconds": 0.3}), client_name="hasty")
-    hasty = JobStream(hasty_store, QUEUE)
+    await hasty_store.ping()
     valkey.freeze()
-    submitting = asyncio.create_task(hasty.submit(_job()))
-    await asyncio.sleep(0.45)
+    with pytest.raises(TidegateError) as unanswered:
+        await JobStream(hasty_store, QUEUE).submit(_job())
+    assert unanswered.value.kind is ErrorKind.STORE_UNAVAILABLE
     valkey.thaw()
-    await submitting
+    async with asyncio.timeout(5):
+        while (await store.redis.xlen(stream_key(store.prefix, QUEUE))) < 2:
+            await asyncio.sleep(0.02)
     await asyncio.sleep(0.1)
     assert (await store.redis.xlen(stream_key(store.prefix, QUEUE))) == 2
     await hasty_store.close()
