@@ -31,7 +31,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         pool={
             "scaling": {
                 "scale_to_zero_delay_seconds": 5,
-                "scale_down_delay_seconds": 3,
+                # Longer than a busy machine may keep the callers from calling, so that nobody is scaled down meanwhile.
+                "scale_down_delay_seconds": 12,
                 "target_demand_per_replica": 2,
             }
         },
