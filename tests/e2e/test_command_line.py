@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from replicas.leftovers import marked_files
 from tests.e2e.system import ROOT, System, prepare, running_system
 from tidegate.demo.pages import write_pages
 from workers.sample_pages import sample_pages
@@ -101,10 +102,9 @@ def test_a_replica_in_the_middle_of_its_start_outlives_nothing(tmp_path: Path) -
         system.wait_until(lambda it: it.triton_pids(), 30, "a Triton")
         os.kill(system.pids("supervisor")[0], signal.SIGKILL)
         system.wait_until(lambda it: not it.processes() and not it.triton_pids(), 20, "nothing left")
-        regions = [name for name in os.listdir("/dev/shm") if "tidegate" in name]
+        regions = [path for path, _ in marked_files(system.state_dir / "run", Path("/dev/shm"))]
         system.tidegate("up", "--detach")  # sweeps what is left, and runs
-        left = [name for name in regions if name in os.listdir("/dev/shm")]
-        assert not left
+        assert not [path for path in regions if path.exists()]
 
 
 def test_ctrl_c_drains_and_a_second_one_forces(tmp_path: Path) -> None:
