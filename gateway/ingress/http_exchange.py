@@ -1,6 +1,6 @@
-"""One request on its way: a slot, a connection, the bytes there and back, and what happens when one of them fails.
+"""One HTTP request on its way: the bytes there and back, and what happens when a connection fails between them.
 
-Every way out of an exchange goes through ``_end``, once, and that gives the slot and the connection back.
+How it gets a slot and a connection: placement.py. Every way out of an exchange goes through ``_end``, once.
 """
 
 import asyncio
@@ -8,18 +8,15 @@ from typing import Protocol
 
 from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE
 from gateway.ingress.http_wire import AnswerHead, Request
+from gateway.ingress.placement import RESEND_LIMIT, Placement
 from gateway.ingress.upstream import UpstreamConnection, Upstreams
-from gateway.routing.pool import Hold, Pool, RequestHead, Reservation
+from gateway.routing.pool import Pool, RequestHead
 from wire.errors import ErrorKind, TidegateError
 
 #: While a request has no connection yet, this much of its body is taken in; then its caller is not read. Bytes.
 _WAITING_BODY_LIMIT = 65536
 #: Up to this size, what was sent is kept until the body is complete, to send it again should the connection die.
 _REPLAY_LIMIT = 65536
-#: How often a request is sent again because the connection it was sent on died before it could reach the model.
-_RESEND_LIMIT = 3
-#: Status under which a request counts whose caller left before it was answered.
-_CALLER_LEFT = 499
 
 
 class Caller(Protocol):
@@ -56,37 +53,29 @@ class Ledger(Protocol):
     ) -> None: ...
 
 
-class Exchange:
+class Exchange(Placement[UpstreamConnection]):
     """See the module. Started by :meth:`start`; ended by itself or by :meth:`cancel` or :meth:`fail`."""
 
     __slots__ = (
         "_answer_started",
-        "_arrived",
         "_body_complete",
         "_caller",
         "_connection",
-        "_deadline_timer",
-        "_ended",
         "_gathering",
-        "_head",
-        "_held_seconds",
-        "_hold",
         "_keep_alive",
         "_ledger",
-        "_loop",
-        "_pool",
         "_replay",
         "_replay_bytes",
         "_request",
-        "_resent",
-        "_reservation",
         "_status",
-        "_upstreams",
         "_waiting",
         "_waiting_bytes",
         "upstream_writable",
         "wants_content",
     )
+
+    CALLER_LEFT = 499
+    _upstreams: Upstreams
 
     def __init__(
         self,
@@ -99,18 +88,14 @@ class Exchange:
         ledger: Ledger,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._loop = loop
+        super().__init__(upstreams, loop)
         self._request = request
         self._head = head
+        self._deadline = head.deadline
         self._pool = pool
         self._caller = caller
-        self._upstreams = upstreams
         self._ledger = ledger
-        self._arrived = self._loop.time()
-        self._hold: Hold | None = None
-        self._reservation: Reservation | None = None
         self._connection: UpstreamConnection | None = None
-        self._deadline_timer: asyncio.TimerHandle | None = None
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._replay: list[bytes] | None = []
@@ -118,11 +103,8 @@ class Exchange:
         self._body_complete = False
         self._gathering = False
         self._answer_started = False
-        self._ended = False
-        self._resent = 0
-        self._held_seconds = 0.0
         self._keep_alive = request.keep_alive
-        self._status = _CALLER_LEFT
+        self._status = self.CALLER_LEFT
         self.upstream_writable = True
         self.wants_content = request.http_1_0
 
@@ -139,7 +121,7 @@ class Exchange:
         small = 0 < self._request.body_bytes <= _WAITING_BODY_LIMIT
         self._gathering = small and not complete and not self._request.expectation
         if not self._gathering:
-            self._find_slot(since=None)
+            self._find_slot()
 
     @property
     def awaits_body(self) -> bool:
@@ -161,18 +143,10 @@ class Exchange:
             self._waiting_bytes += len(data)
             if complete and self._gathering:
                 self._gathering = False
-                self._find_slot(since=None)
+                self._find_slot()
             return
         self._connection.write(data)
         self._remember(data)
-
-    def cancel(self) -> None:
-        """The caller is gone: nothing is to be answered, and the replica need not go on."""
-        if not self._ended:
-            reservation, self._reservation = self._reservation, None
-            self._end(_CALLER_LEFT, None)
-            if reservation is not None:
-                reservation.release_abandoned()
 
     def fail(self, error: TidegateError) -> None:
         """Give up with ``error``, or by breaking the transfer when the answer has begun."""
@@ -188,56 +162,10 @@ class Exchange:
     def break_off(self) -> None:
         """The caller does not take his answer: give up, and break the connection."""
         if not self._ended:
-            self._end(_CALLER_LEFT, None)
+            self._end(self.CALLER_LEFT, None)
             self._caller.exchange_broken()
 
-    # -- a slot and a connection --------------------------------------------------------------------------
-
-    def _find_slot(self, *, since: float | None) -> None:
-        reservation = self._pool.try_reserve(self._head, since=since)
-        if reservation is not None:
-            self._on_slot(reservation)
-            return
-        try:
-            self._hold = self._pool.hold(self._head, since=since)
-        except TidegateError as error:
-            self.fail(error)
-        else:
-            self._hold.future.add_done_callback(self._on_hold_end)
-
-    def _on_hold_end(self, future: "asyncio.Future[Reservation]") -> None:
-        if self._ended or future.cancelled():
-            return
-        self._hold = None
-        error = future.exception()
-        if error is None:
-            self._on_slot(future.result())
-        elif isinstance(error, TidegateError):
-            self._held_seconds = self._loop.time() - self._arrived
-            self.fail(error)
-
-    def _on_slot(self, reservation: Reservation) -> None:
-        self._reservation = reservation
-        self._held_seconds = reservation.held_seconds
-        if self._head.deadline is not None and self._deadline_timer is None:
-            self._deadline_timer = self._loop.call_at(self._head.deadline, self._on_deadline)
-        connection = self._upstreams.take(reservation.replica)
-        if connection is not None:
-            self._send_on(connection)
-        else:
-            self._upstreams.connect(reservation.replica, self._on_connected)
-
-    def _on_connected(self, connection: UpstreamConnection | None) -> None:
-        if self._ended:
-            if connection is not None:
-                self._upstreams.put_back(connection)
-        elif connection is not None:
-            self._send_on(connection)
-        else:
-            # Refused or silent: it never got the request, so another replica may.
-            assert self._reservation is not None
-            self._reservation.release_unreached()
-            self._find_slot(since=self._arrived)
+    # -- to the replica -----------------------------------------------------------------------------------
 
     def _send_on(self, connection: UpstreamConnection) -> None:
         self._connection = connection
@@ -255,9 +183,6 @@ class Exchange:
         if request.expectation and not self._body_complete and not self._resent:
             self._caller.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._caller.update_reading()
-
-    def _on_deadline(self) -> None:
-        self.fail(TidegateError(ErrorKind.DEADLINE, "the deadline passed before the replica had answered"))
 
     # -- from the replica ---------------------------------------------------------------------------------
 
@@ -303,14 +228,13 @@ class Exchange:
         if self._answer_started or not unreached:
             message = f"the replica was lost before it had answered; the request may have run ({reason})"
             self.fail(TidegateError(ErrorKind.REPLICA_LOST, message))
-        elif self._replay is None or self._resent == _RESEND_LIMIT:
+        elif self._replay is None or self._resent == RESEND_LIMIT:
             message = "the replica was lost before it had the whole request; it did not run"
             self.fail(TidegateError(ErrorKind.REPLICA_UNREACHABLE, message))
         else:
             self._send_again(connection, self._replay)
 
     def _send_again(self, lost: UpstreamConnection, replay: list[bytes]) -> None:
-        assert self._reservation is not None
         self._resent += 1
         self._waiting, self._waiting_bytes = replay, self._replay_bytes
         self._replay, self._replay_bytes = [], 0
@@ -318,10 +242,7 @@ class Exchange:
         if lost.reused:
             # That connection was stale, which says little about the replica and much about its other old ones.
             self._upstreams.forget_idle_of(lost.replica_id)
-            self._reservation.release()
-        else:
-            self._reservation.release_unreached()
-        self._find_slot(since=self._arrived)
+        self._elsewhere(unreached=not lost.reused)
         self._caller.update_reading()
 
     def on_upstream_writable(self, *, writable: bool) -> None:
@@ -347,14 +268,8 @@ class Exchange:
 
     def _end(self, status: int, own_error: ErrorKind | None, *, finished: bool = False) -> None:
         """Give everything back. ``finished``: the answer came whole, so that the connection may be used again."""
-        self._ended = True
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
-        if self._hold is not None:
-            self._hold.cancel()
+        self._give_back()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.finish(reusable=finished and self._body_complete)
-        if self._reservation is not None:
-            self._reservation.release()
         self._ledger.count(self._pool.name, status, own_error, held_seconds=self._held_seconds, since=self._arrived)

@@ -1,5 +1,6 @@
-"""One gRPC call on its way: a stream of the caller's, a slot, a stream to the replica, and what happens when one of
-them fails. Every way out goes through ``_end``, once, and that gives slot and stream back.
+"""One gRPC call on its way: a stream of the caller's, a stream to the replica, and what happens when one of them fails.
+
+How it gets a slot and a connection: placement.py. Every way out of a call goes through ``_end``, once.
 """
 
 import asyncio
@@ -7,6 +8,7 @@ from typing import Protocol
 
 from gateway.ingress.h2_frames import Code
 from gateway.ingress.h2_leg import Leg
+from gateway.ingress.placement import RESEND_LIMIT, Placement
 from gateway.ingress.rpc_calls import (
     OK_HEAD,
     OK_TRAILERS,
@@ -21,17 +23,14 @@ from gateway.ingress.rpc_calls import (
 from gateway.ingress.rpc_messages import PREFIX_LENGTH, MessageMeter, framed
 from gateway.ingress.rpc_routes import Routes, Target, stream_error
 from gateway.ingress.rpc_upstream import UpstreamConnection, Upstreams
-from gateway.routing.pool import Hold, RequestHead, Reservation
+from gateway.routing.pool import RequestHead
 from wire.errors import ErrorKind, TidegateError
 
 #: Up to this size, and in so many pieces, what was sent is kept until there is an answer, to send it again. Bytes.
 _REPLAY_LIMIT = 65536
 _REPLAY_PIECES = 256
-#: How often a call is sent again because what it was sent to provably did not run it.
-_RESEND_LIMIT = 3
 #: A replica that gives up this close to the deadline does so because of it. Seconds.
 _DEADLINE_SLACK = 0.05
-_CANCELLED = 1
 #: gRPC statuses that callers make of a reset stream; of other codes they make INTERNAL.
 _STATUS_OF_RESET = {Code.REFUSED_STREAM: 14, Code.CANCEL: 1, Code.ENHANCE_YOUR_CALM: 8}
 
@@ -50,72 +49,59 @@ class Service(Protocol):
     ) -> None: ...
 
 
-class RpcStream:
+class RpcStream(Placement[UpstreamConnection]):
     """See the module. Begun by what the caller sends; ended by itself, or by :meth:`cancel` or :meth:`fail`."""
 
     __slots__ = (
         "_answer_meter",
+        "_call",
         "_caller",
         "_cut",
-        "_deadline",
-        "_ended",
-        "_head",
         "_headed",
-        "_held_seconds",
-        "_hold",
         "_leaving",
         "_meter",
         "_pending",
         "_replay",
         "_replay_bytes",
         "_request_done",
-        "_resent",
-        "_reservation",
         "_service",
-        "_since",
         "_skip",
         "_started",
         "_target",
-        "_timer",
         "_up",
     )
 
+    CALLER_LEFT = 1
+
     def __init__(self, service: Service, caller: Leg, head: CallHead) -> None:
+        super().__init__(service.upstreams, service.loop)
         self._service = service
         self._caller = caller
-        self._head = head
-        self._since = service.loop.time()
+        self._call = head
         self._meter = MessageMeter(service.message_limit_bytes)
         self._answer_meter = MessageMeter(service.message_limit_bytes)
         self._pending: bytes | bytearray = b""
         self._skip = 0
         self._target: Target | None = None
-        self._hold: Hold | None = None
-        self._reservation: Reservation | None = None
         self._up: Leg | None = None
         self._replay: list[bytes] | None = []
         self._replay_bytes = 0
-        self._resent = 0
-        self._held_seconds = 0.0
         self._request_done = False
         self._started = False  # the caller has an answer's head
         self._headed = False  # the replica has sent one
         self._leaving = False
         self._cut = False
-        self._ended = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._deadline: float | None = None
         if head.timeout_seconds is not None:
-            self._deadline = self._since + head.timeout_seconds
-            self._timer = service.loop.call_at(self._deadline, self._on_deadline)
+            self._deadline = self._arrived + head.timeout_seconds
+            self._watch_deadline()
 
     # -- from the caller ----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """The call's head has come. What its method alone decides is decided now."""
-        method = self._head.method
+        method = self._call.method
         if method is None:
-            self._answer_status(UNIMPLEMENTED, f"Method not found: {self._head.path}")
+            self._answer_status(UNIMPLEMENTED, f"Method not found: {self._call.path}")
         elif method.kind is Kind.REFUSED:
             self._choose()
 
@@ -144,21 +130,13 @@ class RpcStream:
     def leave(self) -> None:
         """The replica, or this instance, leaves: a two-way stream ends behind the message that is under way. What the
         replica still has to answer comes through."""
-        if self._ended or self._leaving or self._head.method is None or self._head.method.kind is not Kind.STREAM:
+        if self._ended or self._leaving or self._call.method is None or self._call.method.kind is not Kind.STREAM:
             return
         self._leaving = True
         if self._up is not None:
             self._cut_request()
         elif self._target is None:
             self.fail(_leaving_error())
-
-    def cancel(self) -> None:
-        """The caller is gone: nothing is to be answered, and the replica need not go on."""
-        if not self._ended:
-            reservation, self._reservation = self._reservation, None
-            self._end(_CANCELLED, None)
-            if reservation is not None:
-                reservation.release_abandoned()
 
     def fail(self, error: TidegateError) -> None:
         """End the call with an error of ours; what is left of an answer is dropped."""
@@ -201,7 +179,7 @@ class RpcStream:
     # -- who answers --------------------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        method = self._head.method
+        method = self._call.method
         assert method is not None
         while not self._ended:
             if method.kind is Kind.STREAM and not self._pending:
@@ -210,7 +188,7 @@ class RpcStream:
                 return
             try:
                 chosen = self._service.routes.choose(
-                    method, bytes(self._pending), self._head.encoding, last=self._request_done
+                    method, bytes(self._pending), self._call.encoding, last=self._request_done
                 )
             except TidegateError as error:
                 if method.kind is not Kind.STREAM or error.kind is not ErrorKind.NOT_FOUND:
@@ -223,7 +201,9 @@ class RpcStream:
                 self._answer(chosen)
             elif chosen is not None:
                 self._target = chosen
-                self._place(since=None)
+                self._pool = chosen.pool
+                self._head = RequestHead(chosen.model, self._deadline, self._call.job)
+                self._find_slot()
             return
 
     def _answer_in_stream(self, error: TidegateError) -> bool:
@@ -232,7 +212,7 @@ class RpcStream:
         if len(data) < PREFIX_LENGTH:
             self.fail(error)
             return False
-        answer = stream_error(data, self._head.encoding, error.message)
+        answer = stream_error(data, self._call.encoding, error.message)
         end = PREFIX_LENGTH + int.from_bytes(data[1:PREFIX_LENGTH])
         if answer is None:
             if self._request_done:
@@ -261,58 +241,12 @@ class RpcStream:
         self._end(code, None)
         self._caller.end(status_fields(code, message, [], started=self._started))
 
-    # -- a slot and a connection --------------------------------------------------------------------------
-
-    def _place(self, *, since: float | None) -> None:
-        target = self._target
-        assert target is not None
-        head = RequestHead(target.model, self._deadline, self._head.job)
-        reservation = target.pool.try_reserve(head, since=since)
-        if reservation is not None:
-            self._on_slot(reservation)
-            return
-        try:
-            self._hold = target.pool.hold(head, since=since)
-        except TidegateError as error:
-            self.fail(error)
-        else:
-            self._hold.future.add_done_callback(self._on_hold_end)
-
-    def _on_hold_end(self, future: "asyncio.Future[Reservation]") -> None:
-        if self._ended or future.cancelled():
-            return
-        self._hold = None
-        error = future.exception()
-        if error is None:
-            self._on_slot(future.result())
-        elif isinstance(error, TidegateError):
-            self._held_seconds = self._service.loop.time() - self._since
-            self.fail(error)
-
-    def _on_slot(self, reservation: Reservation) -> None:
-        self._reservation = reservation
-        self._held_seconds = reservation.held_seconds
-        connection = self._service.upstreams.take(reservation.replica)
-        if connection is not None:
-            self._send_on(connection)
-        else:
-            self._service.upstreams.connect(reservation.replica, self._on_connected)
-
-    def _on_connected(self, connection: UpstreamConnection | None) -> None:
-        if self._ended:
-            return
-        if connection is not None:
-            self._send_on(connection)
-        else:
-            # Refused or silent: it never got the request, so another replica may.
-            assert self._reservation is not None
-            self._reservation.release_unreached()
-            self._place(since=self._since)
+    # -- to the replica -----------------------------------------------------------------------------------
 
     def _send_on(self, connection: UpstreamConnection) -> None:
-        block = self._head.block
+        block = self._call.block
         if self._deadline is not None and (self._held_seconds > 0 or self._resent):
-            block = self._head.block_with(self._deadline - self._service.loop.time())
+            block = self._call.block_with(self._deadline - self._loop.time())
         self._up = up = connection.open(self, block)
         up.source, self._caller.source = self._caller, up
         if self._pending or self._request_done:
@@ -332,10 +266,6 @@ class RpcStream:
             else:
                 replay.append(data)
         up.send(data, end=end)
-
-    def _on_deadline(self) -> None:
-        if self._hold is None or self._hold.future.done():
-            self.fail(TidegateError(ErrorKind.DEADLINE, "the deadline passed before the replica had answered"))
 
     # -- from the replica ---------------------------------------------------------------------------------
 
@@ -388,7 +318,7 @@ class RpcStream:
             return
         if code == Code.REFUSED_STREAM and not self._started:
             self.on_not_run()
-        elif self._deadline is not None and self._service.loop.time() > self._deadline - _DEADLINE_SLACK:
+        elif self._deadline is not None and self._loop.time() > self._deadline - _DEADLINE_SLACK:
             self.fail(TidegateError(ErrorKind.DEADLINE, "the deadline passed while the request was on a replica"))
         else:
             self._end(_STATUS_OF_RESET.get(Code(code) if code <= max(Code) else Code.INTERNAL_ERROR, 13), None)
@@ -415,30 +345,21 @@ class RpcStream:
     def _again(self, *, unreached: bool) -> None:
         """To another replica, if what was sent to this one is still there."""
         replay = self._replay
-        if replay is None or self._resent == _RESEND_LIMIT or self._started:
+        if replay is None or self._resent == RESEND_LIMIT or self._started:
             message = "the replica was lost before it had the whole request; it did not run"
             self.fail(TidegateError(ErrorKind.REPLICA_UNREACHABLE, message))
             return
-        assert self._reservation is not None
         self._resent += 1
         self._up = self._caller.source = None
         self._cut = self._headed = False
         self._pending, self._replay, self._replay_bytes = b"".join(replay), [], 0
-        if unreached:
-            self._reservation.release_unreached()
-        else:
-            self._reservation.release()
-        self._place(since=self._since)
+        self._elsewhere(unreached=unreached)
 
     # -- the end ------------------------------------------------------------------------------------------
 
     def _end(self, status: int, own_error: ErrorKind | None) -> None:
         """Give everything back."""
-        self._ended = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._hold is not None:
-            self._hold.cancel()
+        self._give_back()
         self._replay = None
         self._caller.source = None
         up, self._up = self._up, None
@@ -449,10 +370,8 @@ class RpcStream:
         if self._pending:
             self._caller.pass_on(len(self._pending))
             self._pending = b""
-        if self._reservation is not None:
-            self._reservation.release()
         pool = None if self._target is None else self._target.pool.name
-        self._service.count(pool, status, own_error, held_seconds=self._held_seconds, since=self._since)
+        self._service.count(pool, status, own_error, held_seconds=self._held_seconds, since=self._arrived)
 
 
 def _leaving_error() -> TidegateError:

@@ -210,6 +210,9 @@ class Upstreams:
         if replica.connecting is None:
             self._connect(lease.id, replica)
 
+    def put_back(self, connection: UpstreamConnection) -> None:
+        """Calls share connections: there is nothing to do."""
+
     def sweep(self, now: float) -> None:
         """Close connections that have been idle for too long. ``now`` is loop time."""
         for connection in list(self.open_connections):
