@@ -7,8 +7,10 @@ import asyncio
 import math
 import socket
 import struct
+import time
 from typing import Protocol, cast
 
+from gateway.ingress.callers import Callers
 from gateway.ingress.http_body import MalformedError, RequestBody
 from gateway.ingress.http_exchange import Exchange
 from gateway.ingress.http_wire import (
@@ -40,7 +42,7 @@ class Service(Protocol):
 
     header_limit_bytes: int
     body_limit_bytes: int
-    draining: bool
+    callers: "Callers[ClientConnection]"
 
     def begin(self, request: Request, caller: "ClientConnection") -> Exchange | OwnAnswer:
         """Decide on a request: an exchange that is not started yet, or the answer. Raises TidegateError."""
@@ -48,11 +50,7 @@ class Service(Protocol):
     def count(
         self, pool: str | None, status: int, own_error: ErrorKind | None, *, held_seconds: float, since: float
     ) -> None:
-        """A request is over."""
-
-    def opened(self, connection: "ClientConnection") -> None: ...
-
-    def closed(self, connection: "ClientConnection") -> None: ...
+        """A request is over; ``since`` is the ``time.perf_counter()`` at which it came."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -105,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
         # uvloop's transports are no asyncio.Transport by class, only by what they do.
         self._transport = cast("asyncio.Transport", transport)
         self._watch = watch_peer(transport, for_data=False)
-        self._service.opened(self)
+        self._service.callers.opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
@@ -122,7 +120,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
-        self._service.closed(self)
+        self._service.callers.closed(self)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.cancel()
@@ -213,7 +211,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def may_stay(self) -> bool:
-        return not self._service.draining
+        return not self._service.callers.draining
 
     def write(self, data: bytes) -> None:
         self._written_bytes += len(data)
@@ -301,7 +299,7 @@ class ClientConnection(asyncio.Protocol):
         self._count(400, ErrorKind.BAD_REQUEST)
 
     def _count(self, status: int, own_error: ErrorKind | None) -> None:
-        self._service.count(None, status, own_error, held_seconds=0.0, since=self._loop.time())
+        self._service.count(None, status, own_error, held_seconds=0.0, since=time.perf_counter())
 
     # -- the end ------------------------------------------------------------------------------------------
 
@@ -350,8 +348,8 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._pace.restart()
 
-    def close_if_idle(self) -> None:
-        """Close now unless a request is under way."""
+    def leave(self) -> None:
+        """Close now unless a request is under way; then after its answer."""
         if self._exchange is None and not self._closing:
             self._close(linger=self._body is not None)
 

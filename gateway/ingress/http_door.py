@@ -5,9 +5,11 @@ endpoints and who answers them is in docs/protocol.md.
 """
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Protocol
 
+from gateway.ingress.callers import Callers
 from gateway.ingress.http_body import too_large
 from gateway.ingress.http_connection import ClientConnection, OwnAnswer
 from gateway.ingress.http_exchange import Exchange
@@ -22,8 +24,6 @@ from wire.membership import TIMEOUT_HEADER
 
 #: How often idle connections are looked for, and callers that left while they were not read. Seconds.
 _SWEEP_SECONDS = 0.5
-#: After the drain limit, the errors that are still being written get this long. Seconds.
-_CUT_SECONDS = 0.5
 _LONGEST_TIMEOUT_MS = 10**12
 
 _TEXT = [(b"Content-Type", b"text/plain")]
@@ -68,15 +68,13 @@ class HttpDoor:
         self._loop = asyncio.get_running_loop()
         self.header_limit_bytes = settings.header_limit_bytes
         self.body_limit_bytes = settings.body_limit_bytes
-        self.draining = False
+        self.callers: Callers[ClientConnection] = Callers()
         self.upstreams = Upstreams(
             pools.pools.values(),
             connect_timeout_seconds=settings.connect_timeout_seconds,
             idle_seconds=settings.idle_upstream_seconds,
             answer_limit_bytes=settings.body_limit_bytes,
         )
-        self._connections: set[ClientConnection] = set()
-        self._empty = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -91,55 +89,16 @@ class HttpDoor:
 
     async def drain(self, limit_seconds: float) -> None:
         """Take nothing new, let the requests under way finish, for as long as the limit allows; then give up."""
-        self.draining = True
         if self._server is not None:
             self._server.close()
-        for connection in list(self._connections):
-            connection.close_if_idle()
-        await self._wait_until_empty(limit_seconds)
-        late = TidegateError(ErrorKind.DRAINING, "this gateway instance is leaving; try again", retry_after_seconds=1.0)
-        for connection in list(self._connections):
-            connection.cut(late)
-        await self._wait_until_empty(_CUT_SECONDS)
-        for connection in list(self._connections):
-            connection.abort()
-        await self._wait_until_empty(_CUT_SECONDS)
+        await self.callers.drain(limit_seconds)
         if self._sweeper is not None:
             self._sweeper.cancel()
         self.upstreams.close()
 
-    @property
-    def connections(self) -> int:
-        """Open connections of callers."""
-        return len(self._connections)
-
-    # -- connections --------------------------------------------------------------------------------------
-
-    def opened(self, connection: ClientConnection) -> None:
-        """A caller has connected."""
-        self._connections.add(connection)
-        if self.draining:
-            connection.close_if_idle()
-
-    def closed(self, connection: ClientConnection) -> None:
-        """A connection has ended."""
-        self._connections.discard(connection)
-        if not self._connections:
-            self._empty.set()
-
-    async def _wait_until_empty(self, limit_seconds: float) -> None:
-        self._empty.clear()
-        if not self._connections:
-            return
-        try:
-            async with asyncio.timeout(limit_seconds):
-                await self._empty.wait()
-        except TimeoutError:
-            pass
-
     def _sweep(self) -> None:
         now = self._loop.time()
-        for connection in list(self._connections):
+        for connection in self.callers:
             connection.sweep(now, self._settings.idle_client_seconds, self._settings.body_stall_seconds)
         self.upstreams.sweep(now)
         self._sweeper = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
@@ -176,14 +135,14 @@ class HttpDoor:
     def count(
         self, pool: str | None, status: int, own_error: ErrorKind | None, *, held_seconds: float, since: float
     ) -> None:
-        """A request is over; ``since`` is the loop time at which it came."""
+        """A request is over; ``since`` is the ``time.perf_counter()`` at which it came."""
         self._observer.request_ended(
             pool=pool,
             protocol="http",
             status=status,
             own_error=own_error,
             held_seconds=held_seconds,
-            total_seconds=self._loop.time() - since,
+            total_seconds=time.perf_counter() - since,
         )
 
     def _answer_here(self, asked: Route) -> OwnAnswer | None:

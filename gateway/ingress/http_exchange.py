@@ -272,4 +272,4 @@ class Exchange(Placement[UpstreamConnection]):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.finish(reusable=finished and self._body_complete)
-        self._ledger.count(self._pool.name, status, own_error, held_seconds=self._held_seconds, since=self._arrived)
+        self._ledger.count(self._pool.name, status, own_error, held_seconds=self._held_seconds, since=self._began)

@@ -5,6 +5,7 @@ They are one object with it, by inheritance: an object more per request would co
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -40,6 +41,7 @@ class Placement(Generic[C]):
 
     __slots__ = (
         "_arrived",
+        "_began",
         "_deadline",
         "_deadline_timer",
         "_ended",
@@ -63,6 +65,9 @@ class Placement(Generic[C]):
         self._upstreams = upstreams
         self._loop = loop
         self._arrived = loop.time()
+        self._began = (
+            time.perf_counter()
+        )  # loop time moves in whole milliseconds under uvloop: too coarse to measure with
         self._deadline: float | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._hold: Hold | None = None

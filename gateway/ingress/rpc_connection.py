@@ -1,8 +1,10 @@
 """One caller's HTTP/2 connection: each stream that it opens is a call of its own."""
 
+import time
 from typing import Protocol
 
 from gateway.ingress import h2_frames as h2
+from gateway.ingress.callers import Callers
 from gateway.ingress.h2_connection import Http2Connection
 from gateway.ingress.h2_frames import Code, ConnectionFault
 from gateway.ingress.h2_headers import HeaderBlocks, MalformedError, TooLongError
@@ -32,9 +34,7 @@ _NO_HTTP_2 = (
 class Service(CallService, Protocol):
     """What a connection needs of its door."""
 
-    def opened(self, connection: "CallerConnection") -> None: ...
-
-    def closed(self, connection: "CallerConnection") -> None: ...
+    callers: "Callers[CallerConnection]"
 
 
 class CallerConnection(Http2Connection):
@@ -60,7 +60,7 @@ class CallerConnection(Http2Connection):
 
     def connection_made(self, transport: object) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._service.opened(self)
+        self._service.callers.opened(self)
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
@@ -148,7 +148,7 @@ class CallerConnection(Http2Connection):
             call.begin()
             if end:
                 call.on_request_data(b"", end=True)
-            elif self._service.draining:
+            elif self._service.callers.draining:
                 call.leave()
         if leg.in_done and leg.out_done:
             self.forget(leg)
@@ -159,7 +159,7 @@ class CallerConnection(Http2Connection):
         self._rush()
         if head is None:
             error = TidegateError(ErrorKind.TOO_LARGE, "the metadata is longer than header_limit_bytes")
-            self._service.count(None, error.row.grpc, error.kind, held_seconds=0.0, since=self._loop.time())
+            self._service.count(None, error.row.grpc, error.kind, held_seconds=0.0, since=time.perf_counter())
             leg.end(error_fields(error, started=False))
             return
         block, body = http_refusal(head.status)
@@ -196,7 +196,7 @@ class CallerConnection(Http2Connection):
             call.cancel()
 
     def on_closed(self) -> None:
-        self._service.closed(self)
+        self._service.callers.closed(self)
 
     def _rush(self) -> None:
         """Count a call that ends before its time. Raises ConnectionFault when too many do."""

@@ -5,7 +5,9 @@ rpc_stream (one call), rpc_routes (who answers it), rpc_upstream (connections to
 """
 
 import asyncio
+import time
 
+from gateway.ingress.callers import Callers
 from gateway.ingress.h2_headers import HeaderBlocks
 from gateway.ingress.rpc_calls import read_call
 from gateway.ingress.rpc_connection import CallerConnection
@@ -13,14 +15,12 @@ from gateway.ingress.rpc_routes import AtZero, Pools, Routes
 from gateway.ingress.rpc_upstream import Upstreams
 from gateway.settings import GatewaySettings
 from gateway.telemetry import Observer
-from wire.errors import ErrorKind, TidegateError
+from wire.errors import ErrorKind
 
 #: The protocol's own limit for a message. Bytes.
 LONGEST_MESSAGE_BYTES = 2**31 - 1
 #: How often idle connections are looked for. Seconds.
 _SWEEP_SECONDS = 1.0
-#: After the drain limit, the errors that are still being written get this long. Seconds.
-_CUT_SECONDS = 0.5
 
 
 class GrpcDoor:
@@ -33,10 +33,8 @@ class GrpcDoor:
         self.routes = Routes(router, at_zero)
         self.upstreams = Upstreams(router.pools.values(), settings)
         self.message_limit_bytes = min(settings.body_limit_bytes, LONGEST_MESSAGE_BYTES)
-        self.draining = False
+        self.callers: Callers[CallerConnection] = Callers()
         self._blocks = HeaderBlocks(read_call, settings.header_limit_bytes)
-        self._connections: set[CallerConnection] = set()
-        self._empty = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -52,70 +50,31 @@ class GrpcDoor:
 
     async def drain(self, limit_seconds: float) -> None:
         """Take nothing new, let the calls under way finish, for as long as the limit allows; then give up."""
-        if self.draining:
+        if self.callers.draining:
             return
-        self.draining = True
         if self._server is not None:
             self._server.close()
-        for connection in list(self._connections):
-            connection.leave()
-        await self._wait_until_empty(limit_seconds)
-        late = TidegateError(ErrorKind.DRAINING, "this gateway instance is leaving; try again", retry_after_seconds=1.0)
-        for connection in list(self._connections):
-            connection.cut(late)
-        await self._wait_until_empty(_CUT_SECONDS)
-        for connection in list(self._connections):
-            connection.abort()
-        await self._wait_until_empty(_CUT_SECONDS)
+        await self.callers.drain(limit_seconds)
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self.upstreams.close()
 
-    @property
-    def connections(self) -> int:
-        """Open connections of callers."""
-        return len(self._connections)
-
-    # -- what connections and calls tell ------------------------------------------------------------------
-
-    def opened(self, connection: CallerConnection) -> None:
-        """A caller has connected."""
-        self._connections.add(connection)
-        if self.draining:
-            connection.leave()
-
-    def closed(self, connection: CallerConnection) -> None:
-        """A connection has ended."""
-        self._connections.discard(connection)
-        if not self._connections:
-            self._empty.set()
-
     def count(
         self, pool: str | None, status: int, own_error: ErrorKind | None, *, held_seconds: float, since: float
     ) -> None:
-        """A call is over; ``since`` is the loop time at which it came."""
+        """A call is over; ``since`` is the ``time.perf_counter()`` at which it came."""
         self._observer.request_ended(
             pool=pool,
             protocol="grpc",
             status=status,
             own_error=own_error,
             held_seconds=held_seconds,
-            total_seconds=self.loop.time() - since,
+            total_seconds=time.perf_counter() - since,
         )
-
-    async def _wait_until_empty(self, limit_seconds: float) -> None:
-        self._empty.clear()
-        if not self._connections:
-            return
-        try:
-            async with asyncio.timeout(limit_seconds):
-                await self._empty.wait()
-        except TimeoutError:
-            pass
 
     def _sweep(self) -> None:
         now = self.loop.time()
-        for connection in list(self._connections):
+        for connection in self.callers:
             connection.sweep(now, self._settings.idle_client_seconds)
         self.upstreams.sweep(now)
         self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)

@@ -42,7 +42,6 @@ class Service(Protocol):
     routes: Routes
     upstreams: Upstreams
     message_limit_bytes: int
-    draining: bool
 
     def count(
         self, pool: str | None, status: int, own_error: ErrorKind | None, *, held_seconds: float, since: float
@@ -371,7 +370,7 @@ class RpcStream(Placement[UpstreamConnection]):
             self._caller.pass_on(len(self._pending))
             self._pending = b""
         pool = None if self._target is None else self._target.pool.name
-        self._service.count(pool, status, own_error, held_seconds=self._held_seconds, since=self._arrived)
+        self._service.count(pool, status, own_error, held_seconds=self._held_seconds, since=self._began)
 
 
 def _leaving_error() -> TidegateError:

@@ -665,7 +665,7 @@ async def test_draining_gives_up_at_its_limit() -> None:
         await asyncio.sleep(0.1)
         await asyncio.wait_for(door.door.drain(0.2), 2.0)
         assert [(kind(answer), answer.status) for answer in await asyncio.gather(*calls)] == [("draining", 503)] * 2
-        assert door.door.connections == 0
+        assert len(door.door.callers) == 0
 
 
 # -- large bodies -----------------------------------------------------------------------------------------
