@@ -88,7 +88,11 @@ class RequestParser:
         if end < 0:
             self._buffer = buffer
             return None
-        return Request(self._parser, self._target, self._headers), buffer[length:]
+        # httptools also reads requests of protocols that look like HTTP.
+        version = buffer[: buffer.find(b"\r\n")].rpartition(b" ")[2]
+        if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+            raise MalformedError("malformed HTTP request: only HTTP/1.1 and HTTP/1.0 are spoken here")
+        return Request(self._parser.get_method(), self._target, version, self._headers), buffer[length:]
 
     # What httptools calls.
 
@@ -123,13 +127,10 @@ class Request:
         "upstream_head",
     )
 
-    def __init__(self, parser: Any, target: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        version: str = parser.get_http_version()
-        if version not in ("1.1", "1.0"):
-            raise MalformedError(f"malformed HTTP request: HTTP {version} is not spoken here")
-        self.method: bytes = parser.get_method()
+    def __init__(self, method: bytes, target: bytes, version: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        self.method = method
         self.target = target
-        self.http_1_0 = version == "1.0"
+        self.http_1_0 = version == b"HTTP/1.0"
         self.keep_alive = not self.http_1_0
         self.body_bytes = 0
         self.expectation = b""
