@@ -11,17 +11,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gateway.instance import GatewayInstance, LogTarget, quiet_ray
 from gateway.local_ray import LocalRay, prepare_environment
 from gateway.ports import PortTakenError, refuse_taken_ports
-from gateway.settings import GatewaySettings, InstanceSettings
-from stores.settings import StoreSettings
-from wire.pools import PoolSettings
-from wire.queues import QueueSettings
+from gateway.settings import InstanceSettings
+from wire.settings import SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -34,20 +32,20 @@ _END_SECONDS = 3.0
 _WATCH_SECONDS = 1.0
 
 
-def application(settings: InstanceSettings, queues: tuple[str, ...], logs: LogTarget | None = None) -> Any:
-    """The Serve application, for ``serve.run`` or a RayService."""
+def application(settings: InstanceSettings, logs: LogTarget | None = None, *, spare_instances: int = 0) -> Any:
+    """The Serve application, for ``serve.run`` or a RayService. ``spare_instances`` come on top of those set."""
     from ray import serve
 
     def control() -> Any:
         # Called in each instance: only there is FastAPI needed, and only there are there loops and connections.
         from gateway.control import control_app
 
-        return control_app(settings.store, tuple(settings.pools), queues)
+        return control_app(settings.store, tuple(settings.pools), settings.queues)
 
     gateway = settings.gateway
     deployment = serve.deployment(
         name="gateway",
-        num_replicas=gateway.instances,
+        num_replicas=gateway.instances + spare_instances,
         max_ongoing_requests=1000,
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=gateway.drain_limit_seconds + _DRAIN_MARGIN_SECONDS,
@@ -59,21 +57,15 @@ def application(settings: InstanceSettings, queues: tuple[str, ...], logs: LogTa
     return deployment.bind(settings, logs)
 
 
-def run_gateway(
-    *,
-    settings: GatewaySettings,
-    store_settings: StoreSettings,
-    pools: Mapping[str, PoolSettings],
-    queues: Mapping[str, QueueSettings],
-    ray_dir: Path,
-) -> int:
+def run_gateway(settings: InstanceSettings, ray_dir: Path, reread: Callable[[], InstanceSettings]) -> int:
     """Start Ray, Serve and the gateway on this machine; returns the exit code when it has left.
 
-    The first SIGTERM or SIGINT drains, the second forces. Call it on the main thread. ``ray_dir`` is removed.
+    The first SIGTERM or SIGINT drains, the second forces; SIGHUP takes over what ``reread`` returns (or keeps what it
+    has, when that raises SettingsError). Call it on the main thread. ``ray_dir`` is removed.
     """
     code = 1
     try:
-        refuse_taken_ports(settings)
+        refuse_taken_ports(settings.gateway)
     except PortTakenError as error:
         log.error("event=gateway-failed error=%r", str(error))
         return code
@@ -81,13 +73,14 @@ def run_gateway(
     stop.install()
     started = False
     try:
-        _start(InstanceSettings(settings, store_settings, dict(pools)), tuple(queues), ray, stop)
+        _start(settings, ray, stop)
         started = True
-        _watch(ray, stop)
+        while _watch(ray, stop):
+            settings = _reload(settings, reread)
     except PortTakenError as error:
         log.error("event=gateway-failed error=%r", str(error))
     except _Signalled:
-        code = _drain(settings.drain_limit_seconds, stop) if started else 0
+        code = _drain(settings.gateway.drain_limit_seconds, stop) if started else 0
     finally:
         stop.ending = True
         ray.stop(patience_seconds=0.0 if stop.forced.is_set() else _END_SECONDS)
@@ -99,10 +92,12 @@ class _Signalled(BaseException):
 
 
 class _Stop:
-    """The two signals: the first raises _Signalled where the main thread is, a later one stops waiting for anything."""
+    """What signals ask for. The first that ends raises _Signalled where the main thread is, a later one stops waiting
+    for anything; SIGHUP only leaves a note."""
 
     def __init__(self) -> None:
         self.asked = False
+        self.reload = False
         self.ending = False
         self.forced = threading.Event()
 
@@ -110,6 +105,10 @@ class _Stop:
         """Also after ``ray.init``, which installs a handler of its own."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGHUP, self._on_hang_up)
+
+    def _on_hang_up(self, *_: object) -> None:
+        self.reload = True
 
     def _on_signal(self, *_: object) -> None:
         if self.ending:
@@ -121,7 +120,7 @@ class _Stop:
         raise _Signalled
 
 
-def _start(settings: InstanceSettings, queues: tuple[str, ...], ray: LocalRay, stop: _Stop) -> None:
+def _start(settings: InstanceSettings, ray: LocalRay, stop: _Stop) -> None:
     """Ray, then Serve, then the application; raises PortTakenError and RuntimeError."""
     began = time.monotonic()
     prepare_environment(Path(__file__).resolve().parent.parent)
@@ -138,7 +137,7 @@ def _start(settings: InstanceSettings, queues: tuple[str, ...], ray: LocalRay, s
     serve.start(proxy_location="HeadOnly", http_options={"host": gateway.host, "port": gateway.control_port})
     serve_up = time.monotonic()
     try:
-        serve.run(application(settings, queues, _log_target()), name=APPLICATION, route_prefix="/")
+        _deploy(settings)
     except RuntimeError as error:
         raise _plain(error) from error
     log.info(
@@ -155,13 +154,54 @@ def _import_ahead() -> None:
     import ray.serve  # noqa: F401
 
 
-def _watch(ray: LocalRay, stop: _Stop) -> None:
-    """Until a signal. Serve replaces instances and its own actors; if Ray itself has died, so does the gateway."""
+def _deploy(settings: InstanceSettings, *, spare_instances: int = 0) -> None:
+    """Bring the application to this state, and wait until it is. Raises RuntimeError."""
+    from ray import serve
+
+    wanted = application(settings, _log_target(), spare_instances=spare_instances)
+    serve.run(wanted, name=APPLICATION, route_prefix="/")
+
+
+def _watch(ray: LocalRay, stop: _Stop) -> bool:
+    """Until a signal. Serve replaces instances and its own actors; if Ray itself has died, so does the gateway.
+    True when the settings are to be read again."""
     while ray.alive:
         if stop.asked:  # the exception of the signal was lost in a callback of somebody else's
             raise _Signalled
+        if stop.reload:
+            stop.reload = False
+            return True
         time.sleep(_WATCH_SECONDS)
     log.error("event=gateway-failed error='a process of Ray has ended'")
+    return False
+
+
+def _reload(old: InstanceSettings, reread: Callable[[], InstanceSettings]) -> InstanceSettings:
+    """Replace the instances one by one with such as have the settings of now; returns those that hold afterwards.
+
+    Serve ends an old instance before it starts the new one. Where there is only one, a second is started first, with
+    the old settings, so that somebody takes connections at every moment.
+    """
+    try:
+        new = reread()
+    except SettingsError as error:
+        log.error("event=reload-refused problems=%r", [str(problem) for problem in error.problems])
+        return old
+    if new == old:
+        log.info("event=reload-unneeded")
+        return old
+    began = time.monotonic()
+    log.info("event=reload-began")
+    try:
+        if min(old.gateway.instances, new.gateway.instances) == 1:
+            _deploy(old, spare_instances=1)
+            _deploy(new, spare_instances=1)
+        _deploy(new)
+    except RuntimeError as error:
+        log.error("event=reload-failed error=%r", str(_plain(error)))
+        return old
+    log.info("event=reloaded seconds=%.2f", time.monotonic() - began)
+    return new
 
 
 def _drain(limit_seconds: float, stop: _Stop) -> int:

@@ -49,3 +49,5 @@ class InstanceSettings:
     gateway: GatewaySettings
     store: StoreSettings
     pools: Mapping[str, PoolSettings]
+    queues: tuple[str, ...]
+    """Names of the queues, for the control API."""

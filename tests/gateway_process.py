@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.local_ray import descendants
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, InstanceSettings
 from stores.settings import StoreSettings
 from wire.pools import ModelSettings, PoolSettings
 
@@ -84,13 +84,13 @@ def _main(given: str) -> int:
 
     options = json.loads(given)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
-    return run_gateway(
-        settings=GatewaySettings(**options["gateway"]),
-        store_settings=StoreSettings(embedded_port=options["store_port"]),
-        pools={"vision": PoolSettings(models=(ModelSettings(name="ident"),))},
-        queues={},
-        ray_dir=Path(options["ray_dir"]),
+    settings = InstanceSettings(
+        GatewaySettings(**options["gateway"]),
+        StoreSettings(embedded_port=options["store_port"]),
+        {"vision": PoolSettings(models=(ModelSettings(name="ident"),))},
+        queues=(),
     )
+    return run_gateway(settings, Path(options["ray_dir"]), lambda: settings)
 
 
 if __name__ == "__main__":

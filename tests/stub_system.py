@@ -47,8 +47,8 @@ def run_role(arguments: list[str]) -> int:
     from tidegate.run import main
 
     stub = types.ModuleType("gateway.app")
-    stub.run_gateway = lambda **given: asyncio.run(  # type: ignore[attr-defined]
-        serve(given["settings"], given["store_settings"], given["pools"])
+    stub.run_gateway = lambda settings, *_: asyncio.run(  # type: ignore[attr-defined]
+        serve(settings.gateway, settings.store, settings.pools)
     )
     sys.modules["gateway.app"] = stub
     return main(arguments)

@@ -57,6 +57,15 @@ def down(config: Config = None) -> None:
 
 
 @app.command()
+def reload(config: Config = None) -> None:
+    """Let the running system take over changed settings, without dropping a request. Ports, the store and the number of
+    worker processes stay as they are until the next `up`; a replica keeps what it was started with."""
+    from tidegate.reload import reload_running
+
+    raise typer.Exit(reload_running(_load(config)))
+
+
+@app.command()
 def submit(
     queue: Annotated[str, typer.Argument(help="Queue that does the work.")],
     files: Annotated[list[Path], typer.Argument(help="Files to work on, one job each.")],

@@ -60,17 +60,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _gateway(loaded: Loaded, arguments: argparse.Namespace) -> int:
     from gateway.app import run_gateway
+    from gateway.settings import InstanceSettings
     from tidegate.raydir import ray_directory
 
-    system = loaded.system
+    def settings(loaded: Loaded) -> InstanceSettings:
+        system = loaded.system
+        return InstanceSettings(system.gateway, system.store, loaded.pools, tuple(system.queues))
+
+    def reread() -> InstanceSettings:
+        return settings(load(arguments.config, must_exist=not arguments.no_config_file))
+
     with ray_directory(arguments.ray_dir) as ray_dir:
-        return run_gateway(
-            settings=system.gateway,
-            store_settings=system.store,
-            pools=loaded.pools,
-            queues=system.queues,
-            ray_dir=ray_dir,
-        )
+        return run_gateway(settings(loaded), ray_dir, reread)
 
 
 def _worker(loaded: Loaded, arguments: argparse.Namespace) -> int:
