@@ -46,11 +46,26 @@ class ScalingSettings(SettingsModel):
         return self
 
 
+class RoutingPolicy(StrEnum):
+    """Which replica gets a request."""
+
+    SPREAD = "spread"
+    """The one with the fewest requests in flight."""
+    PACK = "pack"
+    """The oldest that has a batch to fill, before the next one."""
+
+
 class RoutingSettings(SettingsModel):
     """How requests wait for and reach replicas."""
 
+    policy: RoutingPolicy = RoutingPolicy.SPREAD
+    """Which replica gets a request: ``spread`` the one with the fewest in flight, ``pack`` the oldest that has a batch
+    to fill, so that few replicas run full batches and idle ones can leave."""
+    depth_factor: float = Field(default=2.0, ge=1)
+    """Requests of a model on a replica at once, as a multiple of what it executes at once (instances, times
+    max_batch_size with dynamic batching); the others are held. Unit: batches."""
     max_in_flight_per_replica: int = Field(default=64, ge=1)
-    """Requests that one gateway instance has on one replica at once; the others are held. Unit: requests."""
+    """Requests of all models that one gateway instance has on one replica at once. Unit: requests."""
     hold_limit_seconds: float = Field(default=120.0, ge=0)
     """Longest time a request is held for a replica; 0 turns holding off (503 at once). Unit: seconds."""
     hold_limit_requests: int = Field(default=1000, ge=0)

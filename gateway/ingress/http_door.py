@@ -129,7 +129,9 @@ class HttpDoor:
         model = asked.model
         if asked.endpoint is Endpoint.MODEL_READY and not pool.has_ready_replica_for(model):
             model = None  # any replica may say that it has not got the model: readiness neither waits nor wakes
-        head = RequestHead(model, _deadline(request.timeout_ms, self._loop.time()), request.job)
+        deadline = _deadline(request.timeout_ms, self._loop.time())
+        runs_model = asked.endpoint is Endpoint.INFER or asked.endpoint is Endpoint.GENERATE
+        head = RequestHead(model, deadline, request.job, slotted=runs_model)
         return Exchange(request, head, pool, caller=caller, upstreams=self.upstreams, ledger=self, loop=self._loop)
 
     def count(

@@ -201,7 +201,8 @@ class RpcStream(Placement[UpstreamConnection]):
             elif chosen is not None:
                 self._target = chosen
                 self._pool = chosen.pool
-                self._head = RequestHead(chosen.model, self._deadline, self._call.job)
+                runs_model = method.name == "ModelInfer"
+                self._head = RequestHead(chosen.model, self._deadline, self._call.job, slotted=runs_model)
                 self._find_slot()
             return
 

@@ -6,13 +6,16 @@ loop and every change is synchronous, so there is no moment at which a slot belo
 """
 
 import asyncio
+import json
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable
 
-from gateway.routing.policy import Candidate, least_in_flight
+from gateway.routing.policy import POLICIES
 from gateway.routing.queue import HoldQueue, RequestHead
-from gateway.routing.reservation import Hold, Reservation, Slots
+from gateway.routing.reservation import Hold, Reservation
+from gateway.routing.slots import UNLIMITED, ModelSlots, Slots, slots_for, widths
 from wire.errors import ErrorKind, TidegateError
 from wire.membership import Catalogue, PoolLoad, ReplicaLease, ReplicaState
 from wire.pools import PoolSettings
@@ -29,7 +32,9 @@ _FAILURE_KEEP_SECONDS = 300.0
 #: An absolute path, up to its last part. Callers need not know where our files are.
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/'\"]+/)*")
 
-__all__ = ["Hold", "Pool", "RequestHead", "Reservation", "Slots"]
+__all__ = ["Hold", "Pool", "RequestHead", "Reservation"]
+
+log = logging.getLogger(__name__)
 
 
 class Pool:
@@ -41,11 +46,16 @@ class Pool:
     ) -> None:
         self.name = name
         self.settings = settings
-        self.catalogue: Catalogue | None = None
+        self._catalogue: Catalogue | None = None
         self._clock = clock
         self._on_wanted = on_wanted
         self._replicas: dict[str, Slots] = {}
         self._leaving: dict[str, Slots] = {}
+        self._policy = POLICIES[settings.routing.policy]
+        self._widths: dict[str, int] = {}
+        # Where a request of a model may go: replicas in a stable order, the oldest first. None: any ready replica.
+        self._places: dict[str | None, list[ModelSlots]] = {}
+        self._unslotted: dict[str | None, list[ModelSlots]] = {}
         self._held: HoldQueue[Hold] = HoldQueue()
         self._listeners: list[Callable[[Pool], None]] = []
         self._turn = 0
@@ -57,6 +67,28 @@ class Pool:
         self._failure = ""
         self._failure_seen = -math.inf
 
+    @property
+    def catalogue(self) -> Catalogue | None:
+        """What Triton says of itself and the pool's models; None until known."""
+        return self._catalogue
+
+    @catalogue.setter
+    def catalogue(self, catalogue: Catalogue | None) -> None:
+        if catalogue == self._catalogue:
+            return
+        self._catalogue = catalogue
+        try:
+            self._widths = (
+                {}
+                if catalogue is None
+                else widths({name: json.loads(model.config_http) for name, model in catalogue.models.items()})
+            )
+        except (ValueError, TypeError, AttributeError) as error:
+            log.warning("event=catalogue-unreadable pool=%s error=%r", self.name, str(error))
+            self._widths = {}
+        self._map_places()
+        self._dispatch()
+
     # -- what a door asks ---------------------------------------------------------------------------------
 
     def try_reserve(self, head: RequestHead, *, since: float | None = None) -> Reservation | None:
@@ -64,11 +96,11 @@ class Pool:
 
         ``since`` (loop time of its arrival) marks a request that had a slot before, on a replica it did not reach.
         """
-        slots = self._pick(head)
-        if slots is None:
+        place = self._pick(head)
+        if place is None:
             return None
         self._requests_total += since is None
-        return self._take(slots, head, held_seconds=0.0 if since is None else self._clock() - since)
+        return self._take(place, head, held_seconds=0.0 if since is None else self._clock() - since)
 
     def hold(self, head: RequestHead, *, since: float | None = None) -> Hold:
         """A place in the queue for a request that found no slot.
@@ -177,7 +209,7 @@ class Pool:
         for replica_id, lease in seen.items():
             slots = self._replicas.get(replica_id) or self._leaving.pop(replica_id, None)
             if slots is None:
-                slots = Slots(lease)
+                slots = Slots(lease, self.settings.routing.max_in_flight_per_replica)
             slots.lease = lease
             self._replicas[replica_id] = slots
             if lease.ready_at is not None:
@@ -187,6 +219,7 @@ class Pool:
                 self._failure = _FOLDERS.sub("", lease.reason)
                 self._failure_seen = self._clock()
         self._leaving = {key: slots for key, slots in self._leaving.items() if slots.in_flight}
+        self._map_places()
         for listener in self._listeners:
             listener(self)
         self._dispatch()
@@ -194,47 +227,65 @@ class Pool:
     def eject(self, replica_id: str) -> None:
         """Stop picking a replica for a moment, because it could not be reached."""
         slots = self._replicas.get(replica_id)
-        if slots is not None:
-            slots.ejected_until = self._clock() + _EJECT_SECONDS
-            asyncio.get_running_loop().call_later(_EJECT_SECONDS + 0.001, self._dispatch)
+        if slots is not None and slots.limit:
+            slots.limit = 0
+            asyncio.get_running_loop().call_later(_EJECT_SECONDS, self._readmit, slots)
+
+    def _readmit(self, slots: Slots) -> None:
+        slots.limit = self.settings.routing.max_in_flight_per_replica
+        self._dispatch()
 
     # -- slots and the queue ------------------------------------------------------------------------------
 
-    def _pick(self, head: RequestHead) -> Slots | None:
-        now = self._clock()
-        limit = self.settings.routing.max_in_flight_per_replica
-        candidates = [
-            Candidate(replica_id, slots.in_flight)
-            for replica_id, slots in self._replicas.items()
-            if slots.lease.state is ReplicaState.READY
-            and slots.in_flight < limit
-            and slots.ejected_until <= now
-            and (head.model is None or head.model in slots.lease.models)
-        ]
-        picked = least_in_flight(candidates, self._turn)
-        if picked is None:
-            return None
-        self._turn += 1
-        return self._replicas[picked.replica_id]
+    def _map_places(self) -> None:
+        """Which models are where, and how many slots each has: read once, so that picking is a look at a list."""
+        routing = self.settings.routing
+        self._places, self._unslotted = {None: []}, {None: []}
+        for slots in sorted(self._replicas.values(), key=lambda slots: (slots.lease.started_at, slots.lease.id)):
+            if slots.lease.state is not ReplicaState.READY:
+                continue
+            self._places[None].append(slots.unslotted)
+            self._unslotted[None].append(slots.unslotted)
+            for model in slots.lease.models:
+                width = self._widths.get(model)
+                place = slots.of(model)
+                if width is None:
+                    place.resize(routing.max_in_flight_per_replica, UNLIMITED)
+                else:
+                    place.resize(width, slots_for(width, routing.depth_factor))
+                self._places.setdefault(model, []).append(place)
+                self._unslotted.setdefault(model, []).append(slots.unslotted)
 
-    def _take(self, slots: Slots, head: RequestHead, *, held_seconds: float) -> Reservation:
-        slots.in_flight += 1
+    def _pick(self, head: RequestHead) -> ModelSlots | None:
+        places = (self._places if head.slotted else self._unslotted).get(head.model)
+        picked = self._policy(places, self._turn) if places else None
+        if picked is not None:
+            self._turn += 1
+        return picked
+
+    def _take(self, place: ModelSlots, head: RequestHead, *, held_seconds: float) -> Reservation:
+        place.in_flight += 1
+        place.replica.in_flight += 1
         self._in_flight += 1
         self._in_flight_jobs += head.job
-        return Reservation(self, slots, head, held_seconds)
+        return Reservation(self, place, head, held_seconds)
 
-    def on_release(self, slots: Slots, head: RequestHead) -> None:
-        self._free(slots, head)
+    def on_release(self, place: ModelSlots, head: RequestHead) -> None:
+        self._free(place, head)
         if self._held:
+            place.on_awaited_release(self._clock())
             self._dispatch()
+        else:
+            place.released_at = None
 
-    def on_abandon(self, slots: Slots, head: RequestHead) -> None:
-        self._free(slots, head)
+    def on_abandon(self, place: ModelSlots, head: RequestHead) -> None:
+        self._free(place, head)
         if self._held:
             asyncio.get_running_loop().call_later(_ABANDON_GRACE_SECONDS, self._dispatch)
 
-    def _free(self, slots: Slots, head: RequestHead) -> None:
-        slots.in_flight -= 1
+    def _free(self, place: ModelSlots, head: RequestHead) -> None:
+        place.in_flight -= 1
+        place.replica.in_flight -= 1
         self._in_flight -= 1
         self._in_flight_jobs -= head.job
         self._last_active = self._clock()
@@ -243,8 +294,8 @@ class Pool:
         """Give free slots to held requests, oldest first; one that waits for its model does not stop the others."""
         self._held.serve(self._pick, self._grant)
 
-    def _grant(self, hold: Hold, slots: Slots) -> None:
-        hold.grant(self._take(slots, hold.head, held_seconds=self._clock() - hold.since))
+    def _grant(self, hold: Hold, place: ModelSlots) -> None:
+        hold.grant(self._take(place, hold.head, held_seconds=self._clock() - hold.since))
 
     def on_hold_end(self, hold: Hold) -> None:
         self._held.remove(hold)

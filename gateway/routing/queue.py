@@ -20,6 +20,14 @@ class RequestHead:
     """Loop time after which the caller has no use for an answer."""
     job: bool = False
     """True for a request that a job accounts for."""
+    slotted: bool = True
+    """Whether it takes one of its model's slots on a replica. A two-way stream and a question about a model take only
+    one of all that the replica may have: they do not fill the model's batch."""
+
+    @property
+    def want(self) -> tuple[str | None, bool]:
+        """What it waits for: equal for requests that the same slots can serve."""
+        return self.model, self.slotted
 
 
 class Waiting(Protocol):
@@ -40,7 +48,7 @@ class HoldQueue(Generic[W]):
     """See the module. Adding, removing and granting cost the same however many wait."""
 
     def __init__(self) -> None:
-        self._by_model: dict[str | None, OrderedDict[W, None]] = {}
+        self._by_want: dict[tuple[str | None, bool], OrderedDict[W, None]] = {}
         self._count = 0
         self.jobs = 0
         """How many of them a job accounts for."""
@@ -50,7 +58,7 @@ class HoldQueue(Generic[W]):
 
     def add(self, hold: W) -> None:
         """To the end; before the others of its model if it arrived earlier (it was sent out once, in vain)."""
-        queue = self._by_model.setdefault(hold.head.model, OrderedDict())
+        queue = self._by_want.setdefault(hold.head.want, OrderedDict())
         goes_first = bool(queue) and hold.since < next(iter(queue)).since
         queue[hold] = None
         if goes_first:
@@ -59,16 +67,16 @@ class HoldQueue(Generic[W]):
         self.jobs += hold.head.job
 
     def remove(self, hold: W) -> None:
-        queue = self._by_model[hold.head.model]
+        queue = self._by_want[hold.head.want]
         del queue[hold]
         if not queue:
-            del self._by_model[hold.head.model]
+            del self._by_want[hold.head.want]
         self._count -= 1
         self.jobs -= hold.head.job
 
     def serve(self, find_slot: Callable[[RequestHead], S | None], grant: Callable[[W, S], None]) -> None:
         """Grant slots to the oldest requests for as long as ``find_slot`` has one for any of them."""
-        candidates = [next(iter(queue)) for queue in self._by_model.values()]
+        candidates = [next(iter(queue)) for queue in self._by_want.values()]
         while candidates:
             oldest = min(candidates, key=lambda hold: hold.since)
             candidates.remove(oldest)
@@ -77,6 +85,6 @@ class HoldQueue(Generic[W]):
                 continue
             self.remove(oldest)
             grant(oldest, slot)
-            queue = self._by_model.get(oldest.head.model)
+            queue = self._by_want.get(oldest.head.want)
             if queue:
                 candidates.append(next(iter(queue)))

@@ -4,6 +4,7 @@ import asyncio
 from typing import Protocol
 
 from gateway.routing.queue import RequestHead
+from gateway.routing.slots import ModelSlots
 from wire.errors import ErrorKind, TidegateError
 from wire.membership import ReplicaLease
 
@@ -11,10 +12,10 @@ from wire.membership import ReplicaLease
 class Owner(Protocol):
     """The pool, as its reservations and holds see it."""
 
-    def on_release(self, slots: "Slots", head: RequestHead) -> None:
+    def on_release(self, place: ModelSlots, head: RequestHead) -> None:
         """A request is done with its slot."""
 
-    def on_abandon(self, slots: "Slots", head: RequestHead) -> None:
+    def on_abandon(self, place: ModelSlots, head: RequestHead) -> None:
         """A request gave its slot back because its caller left."""
 
     def eject(self, replica_id: str) -> None:
@@ -27,49 +28,38 @@ class Owner(Protocol):
         """The error of a request that was held in vain."""
 
 
-class Slots:
-    """A replica as the pool sees it: its lease and the requests this instance has on it."""
-
-    __slots__ = ("ejected_until", "in_flight", "lease")
-
-    def __init__(self, lease: ReplicaLease) -> None:
-        self.lease = lease
-        self.in_flight = 0
-        self.ejected_until = 0.0
-
-
 class Reservation:
     """A request's hold on a slot of a replica. Must be released, exactly once or more often."""
 
-    __slots__ = ("_pool", "_released", "_slots", "head", "held_seconds")
+    __slots__ = ("_place", "_pool", "_released", "head", "held_seconds")
 
-    def __init__(self, pool: Owner, slots: Slots, head: RequestHead, held_seconds: float) -> None:
+    def __init__(self, pool: Owner, place: ModelSlots, head: RequestHead, held_seconds: float) -> None:
         self._pool = pool
-        self._slots = slots
+        self._place = place
         self._released = False
         self.head = head
         self.held_seconds = held_seconds
 
     @property
     def replica(self) -> ReplicaLease:
-        return self._slots.lease
+        return self._place.replica.lease
 
     def release(self) -> None:
         """Give the slot back. Harmless when called again."""
         if not self._released:
             self._released = True
-            self._pool.on_release(self._slots, self.head)
+            self._pool.on_release(self._place, self.head)
 
     def release_unreached(self) -> None:
         """Give the slot back because the replica could not be reached: it is ejected for a moment."""
-        self._pool.eject(self._slots.lease.id)
+        self._pool.eject(self._place.replica.lease.id)
         self.release()
 
     def release_abandoned(self) -> None:
         """Give the slot back because the caller left in the middle: free at once, for held requests a moment later."""
         if not self._released:
             self._released = True
-            self._pool.on_abandon(self._slots, self.head)
+            self._pool.on_abandon(self._place, self.head)
 
     def __enter__(self) -> "Reservation":
         return self

@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 
 #: Replicas are read again this often even if nobody announced a change. Seconds.
 _REREAD_SECONDS = 1.0
+#: A pool's catalogue is read again for so long after a replica of it became ready: a replica that finds other models
+#: than its predecessors writes it a moment after that. Seconds.
+_CATALOGUE_SECONDS = 10.0
 #: A load report is written this often, and lives for _REPORT_LEASE_SECONDS.
 _REPORT_SECONDS = 0.4
 _REPORT_LEASE_SECONDS = 3.0
@@ -46,6 +49,8 @@ class Router:
         self._catalogues = catalogues
         self._activations = activations
         self._identity = identity
+        self._ready: dict[str, frozenset[str]] = {}
+        self._catalogue_until: dict[str, float] = {}
         self._wanted: set[str] = set()
         self._wanted_event = asyncio.Event()
         self.store_seen_at: float | None = None
@@ -92,11 +97,10 @@ class Router:
 
     async def _reread(self, pool: Pool) -> None:
         """Read a pool's replicas. While the store is away the last known ones stay: inference survives it."""
-        had_ready = pool.has_ready_replica
         try:
             leases = await self._replicas.list(pool.name)
             pool.update([*leases, *self._not_believed_gone(pool, leases)])
-            if pool.catalogue is None or pool.has_ready_replica > had_ready:
+            if pool.catalogue is None or self._may_be_new(pool):
                 pool.catalogue = await self._catalogues.get(pool.name)
         except TidegateError as error:
             if self.store_seen_at is not None:
@@ -105,6 +109,15 @@ class Router:
             self._store_well_since = None
         else:
             self.store_seen_at = asyncio.get_running_loop().time()
+
+    def _may_be_new(self, pool: Pool) -> bool:
+        """Whether the pool's catalogue may have changed since it was read."""
+        now = asyncio.get_running_loop().time()
+        ready = frozenset(lease.id for lease in pool.replicas if lease.state is ReplicaState.READY)
+        if ready - self._ready.get(pool.name, frozenset()):
+            self._catalogue_until[pool.name] = now + _CATALOGUE_SECONDS
+        self._ready[pool.name] = ready
+        return now < self._catalogue_until.get(pool.name, -math.inf)
 
     def _not_believed_gone(self, pool: Pool, leases: list[ReplicaLease]) -> list[ReplicaLease]:
         """Ready replicas whose lease has lapsed, unless the store has been well for as long as a lease lasts.

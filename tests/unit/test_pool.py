@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gateway.routing.policy import Candidate, least_in_flight
 from gateway.routing.pool import Hold, Pool, RequestHead, Reservation
 from tests.virtual_time import run_in_virtual_time
 from wire.errors import ErrorKind, TidegateError
@@ -56,15 +55,6 @@ def error_of(hold: Hold) -> TidegateError:
     error = hold.future.exception()
     assert isinstance(error, TidegateError)
     return error
-
-
-# -- the policy -------------------------------------------------------------------------------------------
-
-
-def test_the_fewest_in_flight_is_picked_and_equals_take_turns() -> None:
-    candidates = [Candidate("a", 2), Candidate("b", 1), Candidate("c", 1)]
-    assert [pick.replica_id for turn in range(4) if (pick := least_in_flight(candidates, turn))] == ["b", "c", "b", "c"]
-    assert least_in_flight([], 7) is None
 
 
 # -- slots ------------------------------------------------------------------------------------------------
