@@ -173,10 +173,11 @@ def _gateway(case: Case, tritons: Sequence[LaunchedTriton]) -> Iterator[int]:
     addresses = [str(triton.addresses.http) for triton in tritons]
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, case.routing, addresses))
     process.start()
+    theirs.close()
     try:
         yield int(ours.recv())
     finally:
-        ours.send(None)
+        ours.close()
         process.join()
 
 
