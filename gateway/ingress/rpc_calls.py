@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import quote_from_bytes
 
+from gateway.access import is_own_key
 from gateway.ingress.h2_headers import Fields, check_answer, checked_request, encode
 from wire.errors import ERROR_KIND_HEADER, TidegateError
 from wire.membership import JOB_HEADER
@@ -85,6 +86,8 @@ class CallHead:
     method: Method | None
     timeout_seconds: float | None
     job: bool
+    authorization: bytes
+    """The value of the field of that name if it holds a key of ours; b"" otherwise. Not sent on."""
     encoding: bytes
     fields: Fields
     block: bytes
@@ -111,11 +114,14 @@ def read_call(fields: Fields) -> CallHead:
     """Raises MalformedError."""
     pseudo, rest = checked_request(fields)
     path = pseudo[b":path"]
-    timeout, job, encoding, content_type = None, False, b"identity", b""
+    timeout, job, authorization, encoding, content_type = None, False, b"", b"identity", b""
     passed: Fields = []
     for name, value in rest:
         if name == _JOB:
             job = True
+            continue
+        if name == b"authorization" and is_own_key(value):
+            authorization = value
             continue
         if name == b"grpc-timeout":
             timeout = _timeout(value)
@@ -130,7 +136,8 @@ def read_call(fields: Fields) -> CallHead:
     elif not content_type.startswith(b"application/grpc"):
         status = 415
     kept = [*pseudo.items(), *passed]
-    return CallHead(status, path.decode("latin-1"), _METHODS.get(path), timeout, job, encoding, kept, encode(kept))
+    method = _METHODS.get(path)
+    return CallHead(status, path.decode("latin-1"), method, timeout, job, authorization, encoding, kept, encode(kept))
 
 
 def read_answer(fields: Fields) -> AnswerHead:
