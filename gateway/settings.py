@@ -34,7 +34,7 @@ class ApiKeySettings(SettingsModel):
 
 
 class TlsSettings(SettingsModel):
-    """TLS on both ports of the data plane. Files that change are read again within seconds."""
+    """TLS on both ports of the data plane. Files that change are read again within a second or two."""
 
     certificate: Path | None = None
     """PEM file with the certificate chain, relative to this file; without one the ports speak plain text."""

@@ -8,8 +8,6 @@ from gateway.settings import TlsSettings
 
 log = logging.getLogger(__name__)
 
-#: How often the files are looked at. Seconds.
-RELOAD_SECONDS = 5.0
 #: Application protocols, by door.
 HTTP = "http/1.1"
 GRPC = "h2"

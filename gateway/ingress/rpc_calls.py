@@ -24,6 +24,8 @@ _CONTENT_TYPE = (b"content-type", b"application/grpc")
 _OF_HEAD = frozenset((b":status", b"content-type"))
 _JOB = JOB_HEADER.encode()
 
+_OF_OPERATORS = ("Repository", "TraceSetting", "LogSettings", "SystemSharedMemory", "CudaSharedMemory")
+
 UNIMPLEMENTED = 12
 UNKNOWN = 2
 
@@ -47,6 +49,11 @@ class Method:
     at_zero: bool = False
     """Answered from memory while no replica is ready, so that asking for it does not wake a pool."""
     refusal: str = ""
+
+    @property
+    def operators(self) -> bool:
+        """Whether it changes or watches the server: where API keys are known, that takes an operator's."""
+        return self.name.startswith(_OF_OPERATORS)
 
 
 _CONTROL = "models are loaded and unloaded by their pool's settings, not through the gateway"
