@@ -1,4 +1,5 @@
-"""Closed-loop callers for side-by-side benchmarks: N callers, each sends its next request when the last was answered.
+"""Closed-loop callers: each sends its next request when its last was answered. For requests that differ from each
+other, and for everything where h2load is not installed.
 
 Raw and cheap on purpose, so that the client is not what is measured: HTTP requests are prepared once as bytes and
 sent on keep-alive sockets; gRPC messages are prepared once and sent through generic byte-level stubs.
@@ -6,152 +7,123 @@ A closed loop tells throughput and the price of a hop; it does not tell latency 
 """
 
 import asyncio
-import json
+import itertools
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
-import numpy as np
 import uvloop
-from tritonclient.grpc import service_pb2
 
-#: Callers share channels, so that no single HTTP/2 connection is the bottleneck.
-_CALLERS_PER_CHANNEL = 8
+from loadtests.measured import Measured, Side, percentiles
+from loadtests.work import Work
+
 _GRPC_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),
 ]
+#: Bodies up to this size go out in one write with their head. Bytes.
+_ONE_WRITE = 4096
+
+#: Sends one request; whether the answer was a good one.
+Call = Callable[[], Coroutine[Any, Any, bool]]
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What one run saw. Latencies in seconds."""
+class ClosedLoop:
+    """See the module; the other generator is :class:`loadtests.h2load.H2load`."""
 
-    requests: int
-    failures: int
-    seconds: float
-    p50_seconds: float
-    p99_seconds: float
+    name = "closed_loop.py"
 
-    @property
-    def per_second(self) -> float:
-        return self.requests / self.seconds
+    def run(self, work: Work, side: Side, *, connections: int, streams: int = 1, seconds: float) -> Measured:
+        """``connections`` x ``streams`` callers for ``seconds``; callers send the bodies of ``work`` in turn."""
+        return uvloop.run(_measure(work, side, connections, streams, seconds))
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One of the things compared: where to send requests."""
-
-    name: str
-    http: str
-    grpc: str
-
-
-def run(protocol: str, side: Side, *, values: int, callers: int, seconds: float) -> Measured:
-    """Call model ``ident`` with FP32[1, values] for ``seconds`` with ``callers`` callers over ``http`` or ``grpc``."""
-    one = _http_callers if protocol == "http" else _grpc_callers
-    return uvloop.run(_measure(one, side, values, callers, seconds))
-
-
-async def _measure(
-    prepare: Callable[[Side, int, int], Awaitable["Callers"]], side: Side, values: int, callers: int, seconds: float
-) -> Measured:
-    group = await prepare(side, values, callers)
+async def _measure(work: Work, side: Side, connections: int, streams: int, seconds: float) -> Measured:
     latencies: list[float] = []
     failures = 0
-    try:
-        for call in group.calls:
-            await call()
-        until = time.perf_counter() + seconds
 
-        async def loop(call: Callable[[], Awaitable[bool]]) -> None:
-            nonlocal failures
-            while (begin := time.perf_counter()) < until:
-                failures += not await call()
-                latencies.append(time.perf_counter() - begin)
+    async def loop(call: Call) -> None:
+        nonlocal failures
+        while (begin := time.perf_counter()) < until:
+            failures += not await call()
+            latencies.append(time.perf_counter() - begin)
 
+    async with AsyncExitStack() as stack:
+        if work.protocol == "http":
+            calls = [await http_caller(stack, side.http, work, start) for start in range(connections * streams)]
+        else:
+            channels = [grpc.aio.insecure_channel(side.grpc, options=_GRPC_OPTIONS) for _ in range(connections)]
+            for channel in channels:
+                await stack.enter_async_context(channel)
+            calls = [_grpc_caller(channel, work) for channel in channels for _ in range(streams)]
         begin = time.perf_counter()
-        await asyncio.gather(*(loop(call) for call in group.calls))
+        until = begin + seconds
+        await asyncio.gather(*(loop(call) for call in calls))
         elapsed = time.perf_counter() - begin
-    finally:
-        await group.close()
-    latencies.sort()
-    p50, p99 = latencies[len(latencies) // 2], latencies[min(len(latencies) - 1, int(len(latencies) * 0.99))]
-    return Measured(len(latencies), failures, elapsed, p50, p99)
+    return Measured(len(latencies), failures, elapsed, *percentiles(latencies))
 
 
-@dataclass(frozen=True, slots=True)
-class Callers:
-    """Prepared callers: each ``calls[i]()`` sends one request and tells whether the answer was right."""
+async def http_caller(stack: AsyncExitStack, address: str, work: Work, start: int) -> Call:
+    """A keep-alive connection, closed with ``stack``; its requests begin with body number ``start``."""
+    host, port = address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 22)
+    stack.callback(writer.close)
+    requests = _turns(_http_requests(address, work), start)
 
-    calls: list[Callable[[], Awaitable[bool]]]
-    close: Callable[[], Awaitable[None]]
+    async def call() -> bool:
+        try:
+            for part in next(requests):
+                writer.write(part)
+            await writer.drain()
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"\r\ncontent-length:", 1)[1].split(b"\r\n", 1)[0])
+            await reader.readexactly(length)
+        except (OSError, EOFError):
+            return False
+        return head.startswith(b"HTTP/1.1 200")
 
-
-async def _http_callers(side: Side, values: int, callers: int) -> Callers:
-    tensor = np.arange(values, dtype=np.float32).tobytes()
-    request_input: dict[str, Any] = {"name": "INPUT0", "shape": [1, values], "datatype": "FP32"}
-    request_input["parameters"] = {"binary_data_size": len(tensor)}
-    head = json.dumps({"inputs": [request_input], "parameters": {"binary_data_output": True}}).encode()
-    host, port = side.http.rsplit(":", 1)
-    request = (
-        f"POST /v2/models/ident/infer HTTP/1.1\r\nHost: {side.http}\r\nContent-Type: application/octet-stream\r\n"
-        f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(head) + len(tensor)}\r\n\r\n"
-    ).encode()
-    body = head + tensor
-    writers: list[asyncio.StreamWriter] = []
-
-    async def caller() -> Callable[[], Awaitable[bool]]:
-        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 22)
-        writers.append(writer)
-
-        async def call() -> bool:
-            writer.write(request + body if values < 1024 else request)
-            if values >= 1024:
-                writer.write(body)
-                await writer.drain()
-            answer = await reader.readuntil(b"\r\n\r\n")
-            length = int(answer.lower().split(b"\r\ncontent-length:", 1)[1].split(b"\r\n", 1)[0])
-            received = await reader.readexactly(length)
-            return answer.startswith(b"HTTP/1.1 200") and received.endswith(tensor[-64:])
-
-        return call
-
-    async def close() -> None:
-        for writer in writers:
-            writer.close()
-
-    return Callers([await caller() for _ in range(callers)], close)
+    return call
 
 
-async def _grpc_callers(side: Side, values: int, callers: int) -> Callers:
-    tensor = np.arange(values, dtype=np.float32).tobytes()
-    request = service_pb2.ModelInferRequest(model_name="ident")
-    request.inputs.add(name="INPUT0", datatype="FP32", shape=[1, values])
-    request.raw_input_contents.append(tensor)
-    message = request.SerializeToString()
-    channels = [
-        grpc.aio.insecure_channel(side.grpc, options=_GRPC_OPTIONS)
-        for _ in range(max(1, callers // _CALLERS_PER_CHANNEL))
-    ]
+def _http_requests(address: str, work: Work) -> list[tuple[bytes, ...]]:
+    headers = "".join(f"{name}: {value}\r\n" for name, value in work.headers)
+    requests: list[tuple[bytes, ...]] = []
+    for body in work.bodies:
+        head = f"POST {work.path} HTTP/1.1\r\nHost: {address}\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode()
+        requests.append((head + body,) if len(body) <= _ONE_WRITE else (head, body))
+    return requests
 
-    def caller(channel: grpc.aio.Channel) -> Callable[[], Awaitable[bool]]:
-        stub = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+def _turns(requests: list[tuple[bytes, ...]], start: int) -> Iterator[tuple[bytes, ...]]:
+    start %= len(requests)
+    return itertools.cycle(requests[start:] + requests[:start])
+
+
+def _grpc_caller(channel: grpc.aio.Channel, work: Work) -> Call:
+    body = work.bodies[0]
+    if work.streams:
+        stream = channel.stream_stream(work.path)
 
         async def call() -> bool:
+            replies = 0
             try:
-                answer: bytes = await stub(message)
+                async for _ in stream(iter((body,))):
+                    replies += 1
             except grpc.aio.AioRpcError:
                 return False
-            return answer.endswith(tensor[-64:])
+            return replies > 0
 
         return call
+    unary = channel.unary_unary(work.path)
 
-    async def close() -> None:
-        for channel in channels:
-            await channel.close()
+    async def call_once() -> bool:
+        try:
+            await unary(body)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
 
-    return Callers([caller(channels[index % len(channels)]) for index in range(callers)], close)
+    return call_once

@@ -1,6 +1,7 @@
 """CPU time and memory of the system's processes, read from ``/proc``."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +26,10 @@ def descendants(root: int) -> list[Process]:
         if not more:
             break
         family |= more
-    return [Process(pid, _kind(pid), _rss(pid)) for pid in sorted(family) if Path(f"/proc/{pid}").exists()]
+    return [Process(pid, _kind(pid), rss_bytes(pid)) for pid in sorted(family) if Path(f"/proc/{pid}").exists()]
 
 
-def cpu_seconds(pids: list[int]) -> float:
+def cpu_seconds(pids: Iterable[int]) -> float:
     """User plus system time of ``pids`` so far; processes that are gone count nothing."""
     total = 0
     for pid in pids:
@@ -51,7 +52,8 @@ def _parent(pid: int) -> int | None:
         return None
 
 
-def _rss(pid: int) -> int:
+def rss_bytes(pid: int) -> int:
+    """Resident memory now; 0 for a process that is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

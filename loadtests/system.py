@@ -14,7 +14,11 @@ from typing import Any
 
 import yaml
 
+from loadtests.measured import Side
+from loadtests.processes import descendants
+
 _PORT_KEYS = ("http_port", "grpc_port", "metrics_port", "control_port")
+_READY_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,30 @@ class System:
         status: dict[str, Any] = json.loads(out.stdout)
         return status
 
+    def replicas(self, count: int) -> list[Side]:
+        """The Tritons behind the gateway, without it, once ``count`` are ready. Raises TimeoutError."""
+        until = time.monotonic() + _READY_SECONDS
+        while time.monotonic() < until:
+            found = [replica for pool in self.status()["pools"] for replica in pool["replicas"]]
+            ready = [one for one in found if one["state"] == "ready"]
+            if len(ready) >= count:
+                return [Side("direct", one["http_address"], one["grpc_address"]) for one in ready]
+            time.sleep(0.3)
+        raise TimeoutError(f"{count} replicas did not become ready within {_READY_SECONDS:.0f} s")
+
+    def gateway(self) -> Side:
+        """The data plane, with the processes it lives in."""
+        instances = (one.pid for one in descendants(self.supervisor) if one.kind == "ray: gateway instance")
+        return Side("gateway", self.http, self.grpc, tuple(instances))
+
+    def triton_pid(self, replica: Side) -> int:
+        """The process behind ``replica``."""
+        port = replica.http.rsplit(":", 1)[1]
+        for one in descendants(self.supervisor):
+            if one.kind == "tritonserver" and f"--http-port={port}" in Path(f"/proc/{one.pid}/cmdline").read_text():
+                return one.pid
+        raise LookupError(f"no tritonserver at {replica.http}")
+
 
 @contextmanager
 def running_system(folder: Path, deployments: Path, **sections: dict[str, Any]) -> Iterator[System]:
@@ -45,7 +73,7 @@ def running_system(folder: Path, deployments: Path, **sections: dict[str, Any]) 
     Raises:
         subprocess.CalledProcessError: the system did not come up; its words are on standard error.
     """
-    ports = dict(zip((*_PORT_KEYS, "store"), _free_ports(5), strict=True))
+    ports = dict(zip((*_PORT_KEYS, "store"), free_ports(5), strict=True))
     settings: dict[str, Any] = {
         "state_dir": str(folder / "state"),
         "deployments_dir": str(deployments.resolve()),
@@ -72,7 +100,8 @@ def _tidegate(*args: str) -> list[str]:
     return [sys.executable, "-m", "tidegate", *args]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that nobody has taken just now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [int(one.getsockname()[1]) for one in sockets]
     for one in sockets:

@@ -1,0 +1,1 @@
+"""One file for each kind of work that the benchmark measures."""
