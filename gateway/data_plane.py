@@ -24,6 +24,7 @@ from gateway.settings import InstanceSettings
 from gateway.telemetry import MetricsListener, Telemetry
 from stores.membership import CatalogueStore, GatewayDirectory, ReplicaDirectory
 from stores.scaling import Activations
+from stores.sequences import SequencePlaces
 from stores.store import Store
 from wire.membership import GatewayReport
 
@@ -54,6 +55,8 @@ class DataPlane:
                 grpc_address=f"{gateway.host}:{gateway.grpc_port}",
             ),
         )
+        for pool in self._router.pools.values():
+            pool.sequences.places = SequencePlaces(self._store)
         telemetry = Telemetry(instance)
         telemetry.watch(self._router)
         at_zero = AtZero(self._router)

@@ -14,10 +14,6 @@ class ErrorKind(StrEnum):
 
     BAD_REQUEST = "bad_request"
     """The request cannot be understood; sending it again cannot help."""
-    UNAUTHENTICATED = "unauthenticated"
-    """An API key is needed, and none that is known came."""
-    FORBIDDEN = "forbidden"
-    """The API key is known, and its role may not do this."""
     NOT_FOUND = "not_found"
     """No pool serves this model, or no such route or queue."""
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -38,6 +34,8 @@ class ErrorKind(StrEnum):
     """The replica could not be reached; the request provably did not reach the model."""
     REPLICA_LOST = "replica_lost"
     """The replica died or broke the transfer after the request was sent; it may have run."""
+    SEQUENCE_LOST = "sequence_lost"
+    """The replica that held the request's sequence is gone; nothing was sent. The sequence must be started again."""
     DRAINING = "draining"
     """This gateway instance is leaving; another one takes the request."""
     STORE_UNAVAILABLE = "store_unavailable"
@@ -57,8 +55,6 @@ class ErrorRow:
 
 ERRORS: dict[ErrorKind, ErrorRow] = {
     ErrorKind.BAD_REQUEST: ErrorRow(400, 3, retryable=False),
-    ErrorKind.UNAUTHENTICATED: ErrorRow(401, 16, retryable=False),
-    ErrorKind.FORBIDDEN: ErrorRow(403, 7, retryable=False),
     ErrorKind.NOT_FOUND: ErrorRow(404, 5, retryable=False),
     ErrorKind.METHOD_NOT_ALLOWED: ErrorRow(405, 12, retryable=False),
     ErrorKind.TOO_LARGE: ErrorRow(413, 8, retryable=False),
@@ -69,6 +65,7 @@ ERRORS: dict[ErrorKind, ErrorRow] = {
     ErrorKind.DEADLINE: ErrorRow(504, 4, retryable=False),
     ErrorKind.REPLICA_UNREACHABLE: ErrorRow(502, 14, retryable=True),
     ErrorKind.REPLICA_LOST: ErrorRow(502, 14, retryable=False),
+    ErrorKind.SEQUENCE_LOST: ErrorRow(409, 10, retryable=False),
     ErrorKind.DRAINING: ErrorRow(503, 14, retryable=True),
     ErrorKind.STORE_UNAVAILABLE: ErrorRow(503, 14, retryable=True),
     ErrorKind.INTERNAL: ErrorRow(500, 13, retryable=False),

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE
 from gateway.ingress.http_wire import AnswerHead, Request
+from gateway.ingress.json_part import PART_LIMIT, JsonPart, sequence_of
 from gateway.ingress.placement import RESEND_LIMIT, Placement
 from gateway.ingress.upstream import UpstreamConnection, Upstreams
 from gateway.routing.pool import Pool, RequestHead
@@ -62,6 +63,8 @@ class Exchange(Placement[UpstreamConnection]):
         "_caller",
         "_connection",
         "_gathering",
+        "_invited",
+        "_json",
         "_keep_alive",
         "_ledger",
         "_replay",
@@ -102,6 +105,8 @@ class Exchange(Placement[UpstreamConnection]):
         self._replay_bytes = 0
         self._body_complete = False
         self._gathering = False
+        self._json: JsonPart | None = None
+        self._invited = False
         self._answer_started = False
         self._keep_alive = request.keep_alive
         self._status = self.CALLER_LEFT
@@ -118,10 +123,40 @@ class Exchange(Placement[UpstreamConnection]):
             self._waiting_bytes = len(body)
         # A small body is waited for first: a slot is too dear for a caller who sends byte by byte.
         # One who expects a 100 sends nothing before he gets it.
-        small = 0 < self._request.body_bytes <= _WAITING_BODY_LIMIT
-        self._gathering = small and not complete and not self._request.expectation
-        if not self._gathering:
+        request = self._request
+        small = 0 < request.body_bytes <= _WAITING_BODY_LIMIT
+        self._gathering = small and not complete and not request.expectation
+        models = self._pool.sequences.models
+        if models and self._head.model in models and request.method == b"POST":
+            self._json = JsonPart(request)
+            self._gathering = True
+            self._invite()
+            self._look_into(self._json, body)
+        elif not self._gathering:
             self._find_slot()
+
+    def _invite(self) -> None:
+        """Ask for the body, where the caller waits to be asked."""
+        if self._request.expectation and not self._body_complete and not self._invited:
+            self._invited = True
+            self._caller.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _look_into(self, part: JsonPart, body: bytes) -> None:
+        """Once its JSON part is there: a request of a sequence goes where that is."""
+        part.feed(body)
+        small = self._request.body_bytes <= _WAITING_BODY_LIMIT
+        if not self._body_complete and (not part.complete or (small and self._request.body_bytes > 0)):
+            return
+        self._gathering = False
+        if part.cut:
+            message = f"the JSON part of a request to a sequence model is limited to {PART_LIMIT} bytes"
+            self.fail(TidegateError(ErrorKind.TOO_LARGE, message))
+            return
+        sequence = sequence_of(part.text, self._head.model or "")
+        if sequence is None:
+            self._find_slot()
+        else:
+            self._follow_sequence(sequence)
 
     @property
     def awaits_body(self) -> bool:
@@ -132,7 +167,8 @@ class Exchange(Placement[UpstreamConnection]):
     def wants_body(self) -> bool:
         """False while the caller must not be read: no connection yet, or the replica takes no more just now."""
         if self._connection is None:
-            return self._waiting_bytes < _WAITING_BODY_LIMIT
+            looking = self._gathering and self._json is not None
+            return self._waiting_bytes < (PART_LIMIT if looking else _WAITING_BODY_LIMIT)
         return self.upstream_writable
 
     def send_body(self, data: bytes, *, complete: bool) -> None:
@@ -141,7 +177,9 @@ class Exchange(Placement[UpstreamConnection]):
         if self._connection is None:
             self._waiting.append(data)
             self._waiting_bytes += len(data)
-            if complete and self._gathering:
+            if self._gathering and self._json is not None:
+                self._look_into(self._json, data)
+            elif complete and self._gathering:
                 self._gathering = False
                 self._find_slot()
             return
@@ -180,8 +218,7 @@ class Exchange(Placement[UpstreamConnection]):
             self._waiting_bytes = 0
             connection.send(self, request.upstream_head + body)
             self._remember(body)
-        if request.expectation and not self._body_complete and not self._resent:
-            self._caller.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._invite()
         self._caller.update_reading()
 
     # -- from the replica ---------------------------------------------------------------------------------
@@ -268,7 +305,7 @@ class Exchange(Placement[UpstreamConnection]):
 
     def _end(self, status: int, own_error: ErrorKind | None, *, finished: bool = False) -> None:
         """Give everything back. ``finished``: the answer came whole, so that the connection may be used again."""
-        self._give_back()
+        self._give_back(well=finished and status == 200)
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.finish(reusable=finished and self._body_complete)

@@ -7,9 +7,11 @@ They are one object with it, by inheritance: an object more per request would co
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from gateway.routing.pool import Hold, Pool, RequestHead, Reservation
+from gateway.routing.sequences import Sequence, SequencePart
 from wire.errors import ErrorKind, TidegateError
 from wire.membership import ReplicaLease
 
@@ -41,6 +43,7 @@ class Placement(Generic[C]):
 
     __slots__ = (
         "_arrived",
+        "_asking",
         "_began",
         "_deadline",
         "_deadline_timer",
@@ -49,9 +52,11 @@ class Placement(Generic[C]):
         "_held_seconds",
         "_hold",
         "_loop",
+        "_part",
         "_pool",
         "_resent",
         "_reservation",
+        "_sequence",
         "_upstreams",
     )
 
@@ -73,6 +78,9 @@ class Placement(Generic[C]):
         self._hold: Hold | None = None
         self._reservation: Reservation | None = None
         self._held_seconds = 0.0
+        self._part: SequencePart | None = None
+        self._sequence: Sequence | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._resent = 0
         self._ended = False
 
@@ -121,6 +129,10 @@ class Placement(Generic[C]):
     def _on_slot(self, reservation: Reservation) -> None:
         self._reservation = reservation
         self._held_seconds = reservation.held_seconds
+        if self._part is not None and self._sequence is None:
+            # It began to wait when no replica was ready: where it got its slot its sequence is from now on.
+            self._sequence = self._pool.sequences.join(self._part, reservation.replica.id, self)
+            self._pool.sequences.write(self._sequence)
         if self._deadline is not None:
             self._watch_deadline()
         connection = self._upstreams.take(reservation.replica)
@@ -150,7 +162,12 @@ class Placement(Generic[C]):
             reservation.release_unreached()
         else:
             reservation.release()
-        self._find_slot(since=self._arrived)
+        if self._part is None:
+            self._find_slot(since=self._arrived)
+        else:
+            # A sequence that starts may start elsewhere; one that is under way is where it is.
+            unfit = reservation.replica.id if unreached and self._part.start else None
+            self._follow_sequence(self._part, but=unfit, since=self._arrived)
 
     def cancel(self) -> None:
         """The caller is gone: nothing is to be answered, and the replica need not go on."""
@@ -160,15 +177,65 @@ class Placement(Generic[C]):
             if reservation is not None:
                 reservation.release_abandoned()
 
-    def _give_back(self) -> None:
-        """Whatever it has or waits for."""
+    def _give_back(self, *, well: bool = False) -> None:
+        """Whatever it has or waits for; ``well``: the model has done what was asked."""
         self._ended = True
+        if self._asking is not None:
+            self._asking.cancel()
+        if self._sequence is not None and self._part is not None:
+            self._pool.sequences.leave(self._sequence, self, ended=well and self._part.end)
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
         if self._hold is not None:
             self._hold.cancel()
         if self._reservation is not None:
             self._reservation.release()
+
+    # -- its sequence -------------------------------------------------------------------------------------
+
+    def _follow_sequence(self, part: SequencePart, *, but: str | None = None, since: float | None = None) -> None:
+        """Look for a slot on the replica that holds, or shall hold, the request's sequence; see Sequences.place."""
+        self._part = part
+        try:
+            replica = None if but is not None else self._pool.sequences.known_place(part)
+        except TidegateError as error:
+            self.fail(error)
+            return
+        if replica is not None:
+            self._pin(part, replica, since)
+        else:
+            self._asking = self._loop.create_task(self._ask_for_place(part, but, since))
+
+    async def _ask_for_place(self, part: SequencePart, but: str | None, since: float | None) -> None:
+        try:
+            replica = await self._pool.sequences.place(part, but=but)
+        except TidegateError as error:
+            self._asking = None
+            self.fail(error)
+        else:
+            self._asking = None
+            self._pin(part, replica, since)
+
+    def _pin(self, part: SequencePart, replica: str | None, since: float | None) -> None:
+        if replica is not None:
+            self._head = replace(self._head, replica=replica)
+            self._sequence = self._pool.sequences.join(part, replica, self)
+        self._find_slot(since=since)
+
+    def on_sequence_replica(self, lost: TidegateError | None) -> None:
+        """See gateway.routing.sequences.Follower. One that has a slot already goes on as far as it can."""
+        if self._part is None or self._reservation is not None or self._asking is not None:
+            return
+        if self._hold is not None:
+            if self._hold.future.done():
+                return
+            if self._part.start:
+                self._hold.cancel()
+                self._hold = None
+        if self._part.start:
+            self._follow_sequence(self._part, since=self._arrived)
+        elif lost is not None:
+            self.fail(lost)
 
     # -- the deadline -------------------------------------------------------------------------------------
 

@@ -47,6 +47,55 @@ def strings_in_prefix(message: bytes, numbers: Collection[int]) -> tuple[dict[in
     return found, False
 
 
+def messages_in_prefix(message: bytes, number: int) -> tuple[list[bytes], bool]:
+    """The embedded messages in field ``number`` of a message that may not be all there; and whether more of it would
+    add none: a later field has been seen, or something that cannot be read."""
+    found: list[bytes] = []
+    at = 0
+    try:
+        while at < len(message):
+            tag, at = _varint(message, at)
+            field, wire_type = tag >> 3, tag & 7
+            if field > number:
+                return found, True
+            if wire_type == _LENGTH_DELIMITED:
+                length, at = _varint(message, at)
+                if at + length > len(message):
+                    break
+                if field == number:
+                    found.append(bytes(message[at : at + length]))
+                at += length
+            elif wire_type == 0:
+                _, at = _varint(message, at)
+            else:
+                at += _FIXED_BYTES[wire_type]
+    except IndexError:
+        return found, len(message) - at >= _LONGEST_VARINT
+    except KeyError:
+        return found, True
+    return found, False
+
+
+def scalars(message: bytes) -> dict[int, int | bytes]:
+    """The varint and length-delimited fields of a small message, as far as it can be read; the last of each."""
+    found: dict[int, int | bytes] = {}
+    at = 0
+    try:
+        while at < len(message):
+            tag, at = _varint(message, at)
+            if tag & 7 == _LENGTH_DELIMITED:
+                length, at = _varint(message, at)
+                found[tag >> 3] = message[at : at + length]
+                at += length
+            elif tag & 7 == 0:
+                found[tag >> 3], at = _varint(message, at)
+            else:
+                at += _FIXED_BYTES[tag & 7]
+    except (IndexError, KeyError):
+        pass
+    return found
+
+
 def bytes_field(number: int, value: bytes) -> bytes:
     """A string or bytes field."""
     return bytes([number << 3 | _LENGTH_DELIMITED]) + _encode_varint(len(value)) + value

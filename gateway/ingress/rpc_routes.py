@@ -11,7 +11,7 @@ from gateway.routing.pool import Pool
 from wire.errors import ErrorKind, TidegateError
 
 #: A name that so many bytes do not show is taken as missing; it comes first in what any client writes. Bytes.
-_PREFIX_LIMIT = 49152
+PREFIX_LIMIT = 49152
 
 
 class Pools(Protocol):
@@ -58,9 +58,9 @@ class Routes:
         if method.kind is Kind.REFUSED:
             raise TidegateError(ErrorKind.NOT_SUPPORTED, method.refusal)
         if method.kind is Kind.OWN:
-            return YES if last or len(data) > _PREFIX_LIMIT else None
+            return YES if last or len(data) > PREFIX_LIMIT else None
         message = FirstMessage(data, encoding, last=last)
-        enough = len(data) >= _PREFIX_LIMIT
+        enough = len(data) >= PREFIX_LIMIT
         model = None
         if method.field is not None:
             found = message.guess(method.field) if enough else message.strings(method.field)
@@ -109,7 +109,7 @@ def stream_error(data: bytes, encoding: bytes, text: str) -> bytes | None:
     """A ModelStreamInferResponse with an error, as Triton answers a request of a stream it cannot serve; None while
     the request's id may still come."""
     message = FirstMessage(data, encoding, last=False)
-    found = message.guess(3) if len(data) >= _PREFIX_LIMIT else message.strings(3)
+    found = message.guess(3) if len(data) >= PREFIX_LIMIT else message.strings(3)
     if found is None:
         return None
     answer = bytes_field(3, found[3].encode()) if found.get(3) else b""

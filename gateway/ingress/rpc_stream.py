@@ -6,7 +6,6 @@ How it gets a slot and a connection: placement.py. Every way out of a call goes 
 import asyncio
 from typing import Protocol
 
-from gateway.access import Access
 from gateway.ingress.h2_frames import Code
 from gateway.ingress.h2_leg import Leg
 from gateway.ingress.placement import RESEND_LIMIT, Placement
@@ -23,6 +22,7 @@ from gateway.ingress.rpc_calls import (
 )
 from gateway.ingress.rpc_messages import PREFIX_LENGTH, MessageMeter, framed
 from gateway.ingress.rpc_routes import Routes, Target, stream_error
+from gateway.ingress.rpc_sequences import StreamSequences, leaving_error, sequence_of
 from gateway.ingress.rpc_upstream import UpstreamConnection, Upstreams
 from gateway.routing.pool import RequestHead
 from wire.errors import ErrorKind, TidegateError
@@ -40,7 +40,6 @@ class Service(Protocol):
     """What a call needs of its door."""
 
     loop: asyncio.AbstractEventLoop
-    access: Access
     routes: Routes
     upstreams: Upstreams
     message_limit_bytes: int
@@ -67,9 +66,11 @@ class RpcStream(Placement[UpstreamConnection]):
         "_request_done",
         "_service",
         "_skip",
+        "_sorter",
         "_started",
         "_target",
         "_up",
+        "_winding",
     )
 
     CALLER_LEFT = 1
@@ -85,12 +86,14 @@ class RpcStream(Placement[UpstreamConnection]):
         self._skip = 0
         self._target: Target | None = None
         self._up: Leg | None = None
+        self._sorter: StreamSequences | None = None
         self._replay: list[bytes] | None = []
         self._replay_bytes = 0
         self._request_done = False
         self._started = False  # the caller has an answer's head
         self._headed = False  # the replica has sent one
         self._leaving = False
+        self._winding = False  # leaving once the sequences that came this way are over
         self._cut = False
         if head.timeout_seconds is not None:
             self._deadline = self._arrived + head.timeout_seconds
@@ -103,14 +106,7 @@ class RpcStream(Placement[UpstreamConnection]):
         method = self._call.method
         if method is None:
             self._answer_status(UNIMPLEMENTED, f"Method not found: {self._call.path}")
-            return
-        try:
-            if method.kind is not Kind.OWN:
-                self._service.access.tenant(self._call.authorization, operator=method.operators)
-        except TidegateError as error:
-            self.fail(error)
-            return
-        if method.kind is Kind.REFUSED:
+        elif method.kind is Kind.REFUSED:
             self._choose()
 
     def on_request_data(self, data: bytes, *, end: bool) -> None:
@@ -131,9 +127,16 @@ class RpcStream(Placement[UpstreamConnection]):
                 self._caller.pass_on(len(data) - size)
                 data, end, self._request_done = data[:size], False, False
         if self._fed(data):
-            self._send(self._up, data, end=end)
+            self._relay(self._up, data, end=end)
             if self._leaving:
                 self._cut_request()
+
+    def leave_replica(self) -> None:
+        """The replica leaves, and stays for its sequences: a stream that carries one may go on as long."""
+        if self._sorter is not None and self._sorter.live():
+            self._winding = True
+        else:
+            self.leave()
 
     def leave(self) -> None:
         """The replica, or this instance, leaves: a two-way stream ends behind the message that is under way. What the
@@ -144,7 +147,7 @@ class RpcStream(Placement[UpstreamConnection]):
         if self._up is not None:
             self._cut_request()
         elif self._target is None:
-            self.fail(_leaving_error())
+            self.fail(leaving_error())
 
     def fail(self, error: TidegateError) -> None:
         """End the call with an error of ours; what is left of an answer is dropped."""
@@ -208,12 +211,28 @@ class RpcStream(Placement[UpstreamConnection]):
             if isinstance(chosen, bytes):
                 self._answer(chosen)
             elif chosen is not None:
-                self._target = chosen
-                self._pool = chosen.pool
-                runs_model = method.name == "ModelInfer"
-                self._head = RequestHead(chosen.model, self._deadline, self._call.job, slotted=runs_model)
-                self._find_slot()
+                self._choose_replica(chosen)
             return
+
+    def _choose_replica(self, target: Target) -> None:
+        """Find a slot, as soon as it is clear whether the request belongs to a sequence."""
+        method = self._call.method
+        assert method is not None
+        part = None
+        if target.model in target.pool.sequences.models and method.has_parameters:
+            part, certain = sequence_of(
+                bytes(self._pending), self._call.encoding, target.model or "", last=self._request_done
+            )
+            if not certain:
+                return
+        self._target = target
+        self._pool = target.pool
+        runs_model = method.name == "ModelInfer"
+        self._head = RequestHead(target.model, self._deadline, self._call.job, slotted=runs_model)
+        if part is None:
+            self._find_slot()
+        else:
+            self._follow_sequence(part)
 
     def _answer_in_stream(self, error: TidegateError) -> bool:
         """Answer the request at the front as Triton does: the stream goes on. False while more of it has to come."""
@@ -257,13 +276,38 @@ class RpcStream(Placement[UpstreamConnection]):
         if self._deadline is not None and (self._held_seconds > 0 or self._resent):
             block = self._call.block_with(self._deadline - self._loop.time())
         self._up = up = connection.open(self, block)
+        if self._pool.sequences.models and self._call.method is not None and self._call.method.kind is Kind.STREAM:
+            self._sort_messages(connection.replica_id)
         up.source, self._caller.source = self._caller, up
         if self._pending or self._request_done:
             data, self._pending = bytes(self._pending), b""
-            self._send(up, data, end=self._request_done)
+            self._relay(up, data, end=self._request_done)
         if self._leaving:
             self._cut_request()
         elif connection.retired:
+            self.leave()
+
+    def _sort_messages(self, replica_id: str) -> None:
+        """From now on each message of the stream says which sequence it belongs to."""
+        self._sorter = StreamSequences(self._pool.sequences, self._call.encoding, replica_id)
+        if self._sequence is not None:
+            self._pool.sequences.leave(self._sequence, self, ended=False)
+            self._sequence = None
+
+    def _relay(self, up: Leg, data: bytes, *, end: bool) -> None:
+        sorter = self._sorter
+        if sorter is None:
+            self._send(up, data, end=end)
+            return
+        passed = sorter.sort(data, last=end)
+        for answer in sorter.answers:
+            self._start_answer()
+            self._caller.send(framed(answer))
+        if sorter.dropped:
+            self._caller.pass_on(sorter.dropped)
+        if passed or end:
+            self._send(up, passed, end=end)
+        if self._winding and not sorter.live():
             self.leave()
 
     def _send(self, up: Leg, data: bytes, *, end: bool) -> None:
@@ -310,8 +354,8 @@ class RpcStream(Placement[UpstreamConnection]):
 
     def _complete(self, status: int, trailers: bytes) -> None:
         if self._leaving and status == 0 and self._cut:
-            self._end(_leaving_error().row.grpc, ErrorKind.DRAINING)
-            self._caller.end(error_fields(_leaving_error(), started=self._started))
+            self._end(leaving_error().row.grpc, ErrorKind.DRAINING)
+            self._caller.end(error_fields(leaving_error(), started=self._started))
             return
         self._end(status, None)
         self._caller.end(trailers)
@@ -368,7 +412,7 @@ class RpcStream(Placement[UpstreamConnection]):
 
     def _end(self, status: int, own_error: ErrorKind | None) -> None:
         """Give everything back."""
-        self._give_back()
+        self._give_back(well=status == 0)
         self._replay = None
         self._caller.source = None
         up, self._up = self._up, None
@@ -381,7 +425,3 @@ class RpcStream(Placement[UpstreamConnection]):
             self._pending = b""
         pool = None if self._target is None else self._target.pool.name
         self._service.count(pool, status, own_error, held_seconds=self._held_seconds, since=self._began)
-
-
-def _leaving_error() -> TidegateError:
-    return TidegateError(ErrorKind.DRAINING, "the replica of this stream is leaving; open a new stream")

@@ -303,9 +303,22 @@ class Upstreams:
     # -- membership ---------------------------------------------------------------------------------------
 
     def _on_membership(self, pool: Pool) -> None:
-        usable = {lease.id for each in self._pools for lease in each.replicas if lease.state is ReplicaState.READY}
+        usable: set[str] = set()
+        for each in self._pools:
+            for lease in each.replicas:
+                if lease.state is ReplicaState.READY:
+                    usable.add(lease.id)
+                elif lease.state is ReplicaState.DRAINING and each.sequences.holds(lease.id):
+                    usable.add(lease.id)
+                    self._wind_down(lease.id)
         for replica_id in [key for key in self._replicas if key not in usable]:
             self._retire(replica_id)
+
+    def _wind_down(self, replica_id: str) -> None:
+        """A replica that leaves stays for the sequences it holds, and for nothing else."""
+        for connection in [each for each in self.open_connections if each.replica_id == replica_id]:
+            for leg in list(connection.legs.values()):
+                leg.owner.leave_replica()
 
     def _retire(self, replica_id: str) -> None:
         replica = self._replicas.pop(replica_id, None)

@@ -234,6 +234,7 @@ class Upstreams:
         self._loop = asyncio.get_running_loop()
         self._ready: dict[str, dict[str, str]] = {}
         self._address_of: dict[str, str] = {}
+        self._kept: dict[str, ReplicaLease] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         for pool in self._pools:
             pool.subscribe(self._on_membership)
@@ -301,7 +302,9 @@ class Upstreams:
 
     def sweep(self, now: float) -> None:
         """Close connections that have been idle for too long. ``now`` is loop time."""
-        for idle in self._idle.values():
+        for replica_id, idle in self._idle.items():
+            if replica_id in self._kept:
+                continue
             for connection in [c for c in idle if now - c.idle_since > self._idle_seconds]:
                 idle.remove(connection)
                 connection.transport.close()
@@ -319,15 +322,35 @@ class Upstreams:
                 connection.transport.close()
 
     def _on_membership(self, pool: Pool) -> None:
-        """A replica that drains waits for its connections to end, so the idle ones end now."""
+        """A replica that drains waits for its connections to end, so the idle ones end now. While it holds live
+        sequences one stays, or is opened: that is what keeps it."""
         before = self._ready.get(pool.name, {})
+        draining = {
+            lease.id: lease
+            for lease in pool.replicas
+            if lease.state is ReplicaState.DRAINING and pool.sequences.holds(lease.id)
+        }
         self._ready[pool.name] = {
             lease.id: lease.http_address
             for lease in pool.replicas
-            if lease.state is ReplicaState.READY and lease.http_address is not None
+            if (lease.state is ReplicaState.READY or lease.id in draining) and lease.http_address is not None
         }
         self._address_of = {key: address for ready in self._ready.values() for key, address in ready.items()}
         for replica_id, address in before.items():
             if self._address_of.get(replica_id) != address:
+                self._kept.pop(replica_id, None)
                 for connection in self._idle.pop(replica_id, ()):
                     connection.transport.close()
+        for replica_id, lease in draining.items():
+            if replica_id not in self._kept:
+                self._kept[replica_id] = lease
+                self._keep_one(lease)
+
+    def _keep_one(self, lease: ReplicaLease) -> None:
+        idle = self._idle.get(lease.id, [])
+        for connection in idle[1:]:
+            connection.transport.close()
+        if idle:
+            del idle[1:]
+        else:
+            self.connect(lease, lambda made: None if made is None else self.put_back(made))

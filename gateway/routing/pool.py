@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from gateway.routing.policy import POLICIES
 from gateway.routing.queue import HoldQueue, RequestHead
 from gateway.routing.reservation import Hold, Reservation
+from gateway.routing.sequences import Sequences
 from gateway.routing.slots import UNLIMITED, ModelSlots, Slots, slots_for, widths
 from wire.errors import ErrorKind, TidegateError
 from wire.membership import Catalogue, PoolLoad, ReplicaLease, ReplicaState
@@ -57,6 +58,7 @@ class Pool:
         self._places: dict[str | None, list[ModelSlots]] = {}
         self._unslotted: dict[str | None, list[ModelSlots]] = {}
         self._held: HoldQueue[Hold] = HoldQueue()
+        self.sequences = Sequences(self, clock)
         self._listeners: list[Callable[[Pool], None]] = []
         self._turn = 0
         self._in_flight_jobs = 0
@@ -87,6 +89,7 @@ class Pool:
             log.warning("event=catalogue-unreadable pool=%s error=%r", self.name, str(error))
             self._widths = {}
         self._map_places()
+        self.sequences.on_catalogue(catalogue)
         self._dispatch()
 
     # -- what a door asks ---------------------------------------------------------------------------------
@@ -220,9 +223,14 @@ class Pool:
                 self._failure_seen = self._clock()
         self._leaving = {key: slots for key, slots in self._leaving.items() if slots.in_flight}
         self._map_places()
+        self.sequences.on_replicas()
+        self.announce()
+        self._dispatch()
+
+    def announce(self) -> None:
+        """Tell who follows the pool that something changed."""
         for listener in self._listeners:
             listener(self)
-        self._dispatch()
 
     def eject(self, replica_id: str) -> None:
         """Stop picking a replica for a moment, because it could not be reached."""
@@ -257,11 +265,20 @@ class Pool:
                 self._unslotted.setdefault(model, []).append(slots.unslotted)
 
     def _pick(self, head: RequestHead) -> ModelSlots | None:
+        if head.replica is not None:
+            return self._pick_pinned(head, head.replica)
         places = (self._places if head.slotted else self._unslotted).get(head.model)
         picked = self._policy(places, self._turn) if places else None
         if picked is not None:
             self._turn += 1
         return picked
+
+    def _pick_pinned(self, head: RequestHead, replica_id: str) -> ModelSlots | None:
+        slots = self._replicas.get(replica_id)
+        if slots is None or slots.lease.state not in (ReplicaState.READY, ReplicaState.DRAINING):
+            return None
+        place = slots.of(head.model) if head.slotted and head.model is not None else slots.unslotted
+        return place if slots.in_flight < slots.limit and place.in_flight < place.limit else None
 
     def _take(self, place: ModelSlots, head: RequestHead, *, held_seconds: float) -> Reservation:
         place.in_flight += 1

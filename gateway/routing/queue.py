@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+Want = tuple[str | None, bool, str | None]
+
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
@@ -23,11 +25,13 @@ class RequestHead:
     slotted: bool = True
     """Whether it takes one of its model's slots on a replica. A two-way stream and a question about a model take only
     one of all that the replica may have: they do not fill the model's batch."""
+    replica: str | None = None
+    """The one replica that may answer it, ready or draining, as it holds the request's sequence; None: any."""
 
     @property
-    def want(self) -> tuple[str | None, bool]:
+    def want(self) -> Want:
         """What it waits for: equal for requests that the same slots can serve."""
-        return self.model, self.slotted
+        return self.model, self.slotted, self.replica
 
 
 class Waiting(Protocol):
@@ -48,7 +52,7 @@ class HoldQueue(Generic[W]):
     """See the module. Adding, removing and granting cost the same however many wait."""
 
     def __init__(self) -> None:
-        self._by_want: dict[tuple[str | None, bool], OrderedDict[W, None]] = {}
+        self._by_want: dict[Want, OrderedDict[W, None]] = {}
         self._count = 0
         self.jobs = 0
         """How many of them a job accounts for."""

@@ -50,6 +50,12 @@ class Request(Placement[str]):
         self.counted: list[int] = []
         self.go = self._find_slot
         self.elsewhere = self._elsewhere
+        self.follow = self._follow_sequence
+
+    def answered(self) -> None:
+        if not self._ended:
+            self._give_back(well=True)
+            self.counted.append(200)
 
     def _send_on(self, connection: str) -> None:
         self.sent_to.append(connection)
