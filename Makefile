@@ -3,7 +3,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12; do \
 	if $$python -c 'import venv' >/dev/null 2>&1; then command -v $$python; break; fi; done)
 BIN := .venv/bin
 
-.PHONY: install demo up down test check bench schema
+.PHONY: install demo up down test check bench drills schema
 
 install: .venv/installed
 
@@ -33,6 +33,9 @@ check: install
 
 bench: install
 	$(BIN)/python -m loadtests.bench
+
+drills: install
+	$(BIN)/python -m loadtests.drills
 
 schema: install
 	$(BIN)/tidegate schema system

@@ -123,6 +123,14 @@ def write(outcomes: Sequence[Outcome], order: Sequence[str], folder: Path) -> Pa
     return path
 
 
+def write_alone(outcome: Outcome, folder: Path) -> Path:
+    """Write the rows of ``outcome`` to a file named after it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{outcome.part}.json"
+    path.write_text(json.dumps({"rows": [asdict(row) for row in outcome.rows]}, indent=1) + "\n")
+    return path
+
+
 def _as_json(outcome: Outcome) -> dict[str, Any]:
     tables = []
     for series in outcome.series:

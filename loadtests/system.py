@@ -78,8 +78,8 @@ def running_system(folder: Path, deployments: Path, **sections: dict[str, Any]) 
         "state_dir": str(folder / "state"),
         "deployments_dir": str(deployments.resolve()),
         "store": {"embedded_port": ports.pop("store")},
-        "gateway": ports,
         **sections,
+        "gateway": ports | sections.get("gateway", {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "tidegate.yaml"

@@ -30,6 +30,8 @@ _AHEAD_LIMIT = 65536
 _DISCARD_LIMIT = 1048576
 #: How long a connection that ends with an error is still read: closed at once, the error might not arrive. Seconds.
 _LINGER_SECONDS = 2.0
+#: While the instance leaves, an idle caller can still begin a request for this long. Seconds.
+_LAST_REQUEST_SECONDS = 1.0
 #: Value of SO_LINGER that makes closing a socket reset its connection.
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -349,7 +351,12 @@ class ClientConnection(asyncio.Protocol):
             self._pace.restart()
 
     def leave(self) -> None:
-        """Close now unless a request is under way; then after its answer."""
+        """Close after the next answer. One that is idle gets a moment, for its next request may be on the wire already
+        and could not be answered any more."""
+        if self._exchange is None and not self._closing:
+            self._loop.call_later(_LAST_REQUEST_SECONDS, self._leave_if_idle)
+
+    def _leave_if_idle(self) -> None:
         if self._exchange is None and not self._closing:
             self._close(linger=self._body is not None)
 
