@@ -38,9 +38,10 @@ def application(settings: InstanceSettings, logs: LogTarget | None = None, *, sp
 
     def control() -> Any:
         # Called in each instance: only there is FastAPI needed, and only there are there loops and connections.
+        from gateway.access import Access
         from gateway.control import control_app
 
-        return control_app(settings.store, tuple(settings.pools), settings.queues)
+        return control_app(settings.store, tuple(settings.pools), settings.queues, Access(settings.gateway.api_keys))
 
     gateway = settings.gateway
     deployment = serve.deployment(

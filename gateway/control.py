@@ -5,9 +5,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import JSONResponse
 
+from gateway.access import Access
 from stores.scaling import DecisionLog
 from stores.settings import StoreSettings
 from stores.snapshot import read_snapshot
@@ -18,8 +19,9 @@ from wire.errors import ERROR_KIND_HEADER, TidegateError
 _TIMES = frozenset(("at", "started_at", "ready_at"))
 
 
-def control_app(store_settings: StoreSettings, pools: Sequence[str], queues: Sequence[str]) -> FastAPI:
-    """The application. Its connection to the store belongs to the event loop that serves it.
+def control_app(store_settings: StoreSettings, pools: Sequence[str], queues: Sequence[str], access: Access) -> FastAPI:
+    """The application. Its connection to the store belongs to the event loop that serves it. All but the health of
+    this instance is for operators.
 
     The documentation pages of FastAPI load scripts from a CDN, so they are off; /openapi.json is there.
     """
@@ -37,12 +39,17 @@ def control_app(store_settings: StoreSettings, pools: Sequence[str], queues: Seq
         """This gateway instance answers."""
         return {"status": "ok"}
 
-    @app.get("/v1/status")
+    def operator(request: Request) -> None:
+        access.tenant(request.headers.get("authorization", "").encode("latin-1"), operator=True)
+
+    operators_only = [Depends(operator)]
+
+    @app.get("/v1/status", dependencies=operators_only)
     async def status() -> dict[str, Any]:
         """Pools with their replicas, load and last decision, queues with their backlog, gateway instances."""
         return with_times((await read_snapshot(store, pools, queues)).model_dump(mode="json"))
 
-    @app.get("/v1/pools/{pool}/decisions")
+    @app.get("/v1/pools/{pool}/decisions", dependencies=operators_only)
     async def decisions(pool: str, count: Annotated[int, Query(ge=1, le=1000)] = 50) -> dict[str, Any]:
         """The newest decision of the autoscaler and those before it that changed something, newest first."""
         if pool not in pools:

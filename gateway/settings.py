@@ -2,12 +2,54 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stores.settings import StoreSettings
-from wire.pools import PoolSettings
+from wire.pools import Name, PoolSettings
 from wire.settings import SettingsModel
+
+
+class Role(StrEnum):
+    """What the holder of an API key may do."""
+
+    CALLER = "caller"
+    """Infer, and read what Triton tells about models."""
+    OPERATOR = "operator"
+    """Also what changes or watches the server: repository, trace and log settings, shared memory, control API."""
+
+
+class ApiKeySettings(SettingsModel):
+    """One API key, as ``tidegate key`` writes it. The key itself is nowhere."""
+
+    tenant: Name
+    """Who it belongs to: quotas and shares are counted by this name. Several keys may name one tenant."""
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """SHA-256 of the key, in hexadecimal."""
+    role: Role = Role.CALLER
+    """What its holder may do."""
+
+
+class TlsSettings(SettingsModel):
+    """TLS on both ports of the data plane. Files that change are read again within a second or two."""
+
+    certificate: Path | None = None
+    """PEM file with the certificate chain, relative to this file; without one the ports speak plain text."""
+    private_key: Path | None = None
+    """PEM file with the certificate's private key, without a password."""
+    client_ca: Path | None = None
+    """PEM file of authorities: callers must then show a certificate that one of them has signed."""
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if (self.certificate is None) != (self.private_key is None):
+            raise ValueError("certificate and private_key come together")
+        if self.client_ca is not None and self.certificate is None:
+            raise ValueError("client_ca needs certificate and private_key")
+        return self
 
 
 class GatewaySettings(SettingsModel):
@@ -40,6 +82,10 @@ class GatewaySettings(SettingsModel):
     reads nothing of an answer is cut off. Time in which he is not read, or held, does not count. Unit: seconds."""
     drain_limit_seconds: float = Field(default=30.0, ge=0)
     """Longest wait for requests to finish when an instance leaves. Unit: seconds."""
+    tls: TlsSettings = TlsSettings()
+    """TLS on both ports of the data plane."""
+    api_keys: tuple[ApiKeySettings, ...] = ()
+    """Who may call. With none listed everybody may do everything; with one, every call but health needs a key."""
 
 
 @dataclass(frozen=True)

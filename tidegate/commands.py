@@ -118,6 +118,28 @@ def demo(
 
 
 @app.command()
+def key(
+    tenant: Annotated[str, typer.Argument(help="Who it is for.")],
+    operator: Annotated[bool, typer.Option("--operator", help="May also change and watch the server.")] = False,
+) -> None:
+    """A new API key, on standard output, and the lines that make it known, on standard error. It is kept nowhere."""
+    from pydantic import ValidationError
+
+    from gateway.access import digest, new_key
+    from gateway.settings import ApiKeySettings, Role
+
+    made, role = new_key(), Role.OPERATOR if operator else Role.CALLER
+    try:
+        entry = ApiKeySettings(tenant=tenant, sha256=digest(made.encode()), role=role)
+    except ValidationError:
+        sys.stderr.write(f"not a name for a tenant: {tenant!r} (letters, digits and _ . - are)\n")
+        raise typer.Exit(2) from None
+    typer.echo(made)
+    sys.stderr.write("gateway:\n  api_keys:\n")
+    sys.stderr.write(f"    - {{tenant: {entry.tenant}, sha256: {entry.sha256}, role: {entry.role.value}}}\n")
+
+
+@app.command()
 def schema(what: Annotated[SchemaOf, typer.Argument(help="Whose.")] = SchemaOf.SYSTEM) -> None:
     """JSON Schema of tidegate.yaml (system) or of a pool.yaml (pool)."""
     from tidegate.settings import SystemSettings

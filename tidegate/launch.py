@@ -21,7 +21,8 @@ def no_file_flag(loaded: Loaded) -> tuple[str, ...]:
 def gateway_url(loaded: Loaded) -> str:
     """Where processes on this host reach the data plane."""
     gateway = loaded.system.gateway
-    return f"http://{reachable(gateway.host)}:{gateway.http_port}"
+    scheme = "http" if gateway.tls.certificate is None else "https"
+    return f"{scheme}://{reachable(gateway.host)}:{gateway.http_port}"
 
 
 def addresses(loaded: Loaded) -> dict[str, str]:

@@ -87,7 +87,7 @@ def _worker(loaded: Loaded, arguments: argparse.Namespace) -> int:
                 queues=loaded.system.queues,
                 settings=loaded.system.workers,
                 store=store,
-                gateway_url=gateway_url(loaded),
+                gateway_url=loaded.system.workers.gateway.url or gateway_url(loaded),
                 name=name,
                 deployments=loaded.system.deployments_dir,
             )

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from pydantic import Field, ValidationError
 
 from autoscaler.settings import AutoscalerSettings
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, TlsSettings
+from gateway.tls import HTTP, ServerTls, UnusableCertificateError
 from stores.settings import StoreSettings
 from tidegate.yamls import read_yaml
 from wire.pools import Name, PoolSettings
@@ -99,7 +100,12 @@ def load(config_path: Path | None = None, *, must_exist: bool = True) -> Loaded:
     system = system or SystemSettings()
     root = path.parent
     system = system.model_copy(
-        update={"state_dir": root / system.state_dir, "deployments_dir": root / system.deployments_dir}
+        update={
+            "state_dir": root / system.state_dir,
+            "deployments_dir": root / system.deployments_dir,
+            "gateway": system.gateway.model_copy(update={"tls": with_absolute_files(system.gateway.tls, root)}),
+            "workers": system.workers.model_copy(update={"gateway": with_absolute_files(system.workers.gateway, root)}),
+        }
     )
     broken = {problem.key for problem in problems if problem.file == shown}
     pools, names, wrong = _pools(system.deployments_dir)
@@ -109,10 +115,17 @@ def load(config_path: Path | None = None, *, must_exist: bool = True) -> Loaded:
         if not names and "deployments_dir" not in broken:
             problems.append(_no_pool(shown, system.deployments_dir))
         problems += _ports(shown, system, broken)
+        problems += _certificates(shown, system.gateway.tls)
         problems += _queues(shown, system, names)
     if problems:
         raise SettingsError(problems)
     return Loaded(path, system, pools)
+
+
+def with_absolute_files(settings: M, root: Path) -> M:
+    """``settings`` with every path in it relative to ``root``."""
+    paths = {name: root / value for name, value in settings if isinstance(value, Path)}
+    return settings.model_copy(update=paths)
 
 
 def _validated(model: type[M], raw: dict[str, Any], file: str) -> tuple[M | None, list[SettingsProblem]]:
@@ -206,6 +219,15 @@ def _ports(shown: str, system: SystemSettings, broken: set[str]) -> Iterator[Set
         if port in seen:
             yield SettingsProblem(shown, key, f"this port is {seen[port]} already", str(port))
         seen.setdefault(port, key)
+
+
+def _certificates(shown: str, tls: TlsSettings) -> Iterator[SettingsProblem]:
+    if tls.certificate is None:
+        return
+    try:
+        ServerTls(tls, HTTP)
+    except UnusableCertificateError as error:
+        yield SettingsProblem(shown, "gateway.tls", "the files cannot be used", str(error))
 
 
 def _queues(shown: str, system: SystemSettings, pools: set[str]) -> Iterator[SettingsProblem]:

@@ -14,6 +14,10 @@ class ErrorKind(StrEnum):
 
     BAD_REQUEST = "bad_request"
     """The request cannot be understood; sending it again cannot help."""
+    UNAUTHENTICATED = "unauthenticated"
+    """An API key is needed, and none that is known came."""
+    FORBIDDEN = "forbidden"
+    """The API key is known, and its role may not do this."""
     NOT_FOUND = "not_found"
     """No pool serves this model, or no such route or queue."""
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -55,6 +59,8 @@ class ErrorRow:
 
 ERRORS: dict[ErrorKind, ErrorRow] = {
     ErrorKind.BAD_REQUEST: ErrorRow(400, 3, retryable=False),
+    ErrorKind.UNAUTHENTICATED: ErrorRow(401, 16, retryable=False),
+    ErrorKind.FORBIDDEN: ErrorRow(403, 7, retryable=False),
     ErrorKind.NOT_FOUND: ErrorRow(404, 5, retryable=False),
     ErrorKind.METHOD_NOT_ALLOWED: ErrorRow(405, 12, retryable=False),
     ErrorKind.TOO_LARGE: ErrorRow(413, 8, retryable=False),

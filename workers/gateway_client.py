@@ -6,6 +6,7 @@ client can neither bound its wait per call nor show the gateway's error header.
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,6 +20,7 @@ from tritonclient.utils import np_to_triton_dtype
 from wire.errors import ERROR_KIND_HEADER, ErrorKind, kind_of_http
 from wire.membership import JOB_HEADER, TIMEOUT_HEADER
 from workers.retry import Attempts, CallFailure, GiveUp, InferenceFailed, Retry, next_step
+from workers.settings import GatewayAccessSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,13 +35,17 @@ RunOnCpu = Callable[..., Awaitable[Any]]
 class GatewayClient:
     """The gateway at ``url``. ``run_on_cpu`` runs a function outside the event loop; ``dice`` returns [0, 1)."""
 
-    def __init__(self, url: str, *, run_on_cpu: RunOnCpu, dice: Callable[[], float]) -> None:
+    def __init__(
+        self, url: str, access: GatewayAccessSettings, *, run_on_cpu: RunOnCpu, dice: Callable[[], float]
+    ) -> None:
+        """Raises OSError (ssl.SSLError is one) when a file of ``access`` cannot be used."""
         self._url = url.rstrip("/")
         self._run_on_cpu = run_on_cpu
         self._dice = dice
         # Bodies are compressed only if asked for; tensors hardly shrink and cost CPU time.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
+            connector=aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=_tls(access)),
+            headers=_authorization(access),
             skip_auto_headers=("Accept-Encoding",),
             auto_decompress=True,
         )
@@ -102,6 +108,19 @@ class GatewayClient:
             _error_text(content) or f"status {response.status}",
             _seconds(response.headers.get("Retry-After")),
         )
+
+
+def _tls(access: GatewayAccessSettings) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=access.ca)
+    if access.certificate is not None:
+        context.load_cert_chain(access.certificate)
+    return context
+
+
+def _authorization(access: GatewayAccessSettings) -> dict[str, str]:
+    if access.api_key_file is None:
+        return {}
+    return {"Authorization": f"Bearer {access.api_key_file.read_text().strip()}"}
 
 
 def _give_up(model: str, failure: CallFailure, attempts: Attempts, *, out_of_time: bool) -> NoReturn:

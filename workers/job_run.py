@@ -17,6 +17,7 @@ from wire.queues import QueueSettings
 from workers.cpu_threads import CpuThreads
 from workers.handlers.interface import BadInput, Handler
 from workers.retry import MOST_LOST_REPLICAS, InferenceFailed
+from workers.settings import GatewayAccessSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,10 +41,11 @@ class Workshop:
     """What all jobs of one process share: threads, the connection to the gateway, handlers. Heavy libraries are loaded
     when the first job needs them, so that an idle worker stays small."""
 
-    def __init__(self, *, gateway_url: str, deployments: Path, cpu: CpuThreads) -> None:
+    def __init__(self, *, gateway_url: str, access: GatewayAccessSettings, deployments: Path, cpu: CpuThreads) -> None:
         self.deployments = deployments
         self.cpu = cpu
         self._gateway_url = gateway_url
+        self._access = access
         self._gateway: GatewayClient | None = None
         self._loading = asyncio.Lock()
 
@@ -51,7 +53,9 @@ class Workshop:
         async with self._loading:
             if self._gateway is None:
                 module = await self.cpu.run(importlib.import_module, "workers.gateway_client")
-                self._gateway = module.GatewayClient(self._gateway_url, run_on_cpu=self.cpu.run, dice=random.random)
+                self._gateway = module.GatewayClient(
+                    self._gateway_url, self._access, run_on_cpu=self.cpu.run, dice=random.random
+                )
             return cast("GatewayClient", self._gateway)
 
     async def handler(self, path: str) -> Handler:

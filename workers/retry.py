@@ -14,6 +14,7 @@ MOST_LOST_REPLICAS = 3
 #: not this one. It says so to everybody until the replica has left, which is known to gateways within this time.
 _BROKEN_REPLICA = re.compile(r"[Ss]tub process\b.*\b(?:not healthy|unhealthy)")
 _BROKEN_SECONDS = 3.0
+_NOT_OF_THE_REQUEST = frozenset((ErrorKind.REPLICA_LOST, ErrorKind.UNAUTHENTICATED, ErrorKind.FORBIDDEN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,9 @@ def _worth_another(failure: CallFailure) -> bool:
         return True
     if failure.kind is not None:
         # A lost replica may have run the request. Handlers only ask for inference, which changes nothing on the
-        # replica, so a job may ask twice; other callers of the gateway cannot assume that.
-        return ERRORS[failure.kind].retryable or failure.kind is ErrorKind.REPLICA_LOST
+        # replica, so a job may ask twice; other callers of the gateway cannot assume that. A key that is not known is
+        # the worker's fault, not the job's, and somebody will put it right.
+        return ERRORS[failure.kind].retryable or failure.kind in _NOT_OF_THE_REQUEST
     # Triton's own 503: its batch queue is full, or the model is being loaded.
     return failure.status == 503 or _says_replica_is_broken(failure)
 

@@ -57,7 +57,16 @@ async def run_worker(
         if not _exists(module):
             log.error("queue %s: there is no module %s (setting queues.%s.handler)", queue, module, queue)
             return 1
-    workshop = Workshop(gateway_url=gateway_url, deployments=deployments, cpu=CpuThreads(settings.cpu_threads))
+    for key, file in settings.gateway:
+        if isinstance(file, Path) and not file.is_file():
+            log.error("there is no file %s (setting workers.gateway.%s)", file, key)
+            return 1
+    workshop = Workshop(
+        gateway_url=gateway_url,
+        access=settings.gateway,
+        deployments=deployments,
+        cpu=CpuThreads(settings.cpu_threads),
+    )
     worker = Worker(queues, settings, store, f"{name}-{uuid.uuid4().hex[:8]}", workshop)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):

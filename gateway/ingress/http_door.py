@@ -9,16 +9,18 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
+from gateway.access import Access
 from gateway.ingress.callers import Callers
 from gateway.ingress.http_body import too_large
 from gateway.ingress.http_connection import ClientConnection, OwnAnswer
 from gateway.ingress.http_exchange import Exchange
-from gateway.ingress.http_routes import Endpoint, Route, path_of, route
+from gateway.ingress.http_routes import OPERATORS, Endpoint, Route, path_of, route
 from gateway.ingress.http_wire import Request, error_body
 from gateway.ingress.upstream import Upstreams
 from gateway.routing.pool import Pool, RequestHead
 from gateway.settings import GatewaySettings
 from gateway.telemetry import Observer
+from gateway.tls import HTTP, ServerTls
 from wire.errors import ErrorKind, TidegateError
 from wire.membership import TIMEOUT_HEADER
 
@@ -65,6 +67,8 @@ class HttpDoor:
         self._settings = settings
         self._at_zero = at_zero
         self._observer = observer
+        self._access = Access(settings.api_keys)
+        self._tls = None if settings.tls.certificate is None else ServerTls(settings.tls, HTTP)
         self._loop = asyncio.get_running_loop()
         self.header_limit_bytes = settings.header_limit_bytes
         self.body_limit_bytes = settings.body_limit_bytes
@@ -80,8 +84,9 @@ class HttpDoor:
 
     async def start(self, host: str, port: int, *, reuse_port: bool = True) -> int:
         """Listen; returns the port, which matters when ``port`` is 0. Raises OSError when it is taken."""
+        tls = None if self._tls is None else self._tls.context
         self._server = await self._loop.create_server(
-            lambda: ClientConnection(self), host, port, reuse_port=reuse_port, backlog=1024
+            lambda: ClientConnection(self), host, port, reuse_port=reuse_port, backlog=1024, ssl=tls
         )
         self._sweeper = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
         bound: int = self._server.sockets[0].getsockname()[1]
@@ -101,24 +106,21 @@ class HttpDoor:
         for connection in self.callers:
             connection.sweep(now, self._settings.idle_client_seconds, self._settings.body_stall_seconds)
         self.upstreams.sweep(now)
+        if self._tls is not None:
+            self._tls.reload_if_changed()
         self._sweeper = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
 
     # -- requests -----------------------------------------------------------------------------------------
 
     def begin(self, request: Request, caller: ClientConnection) -> Exchange | OwnAnswer:
         """What becomes of a request: an exchange, to be started, or the answer. Raises TidegateError."""
-        if request.expectation not in (b"", b"100-continue"):
-            raise TidegateError(ErrorKind.BAD_REQUEST, "the only expectation met here is 100-continue")
-        if request.body_bytes > self.body_limit_bytes:
-            raise too_large(self.body_limit_bytes)
-        asked = route(request.target)
-        if asked is None:
-            raise TidegateError(ErrorKind.NOT_FOUND, "Not Found")
-        if request.method not in asked.methods:
-            raise TidegateError(ErrorKind.METHOD_NOT_ALLOWED, "Method Not Allowed")
-        own = self._answer_here(asked)
-        if own is not None:
-            return own
+        asked = self._asked(request)
+        if asked.endpoint is Endpoint.LIVE or asked.endpoint is Endpoint.READY:
+            return _OK
+        self._access.tenant(request.authorization, operator=asked.endpoint in OPERATORS)
+        refusal = _REFUSED.get(asked.endpoint)
+        if refusal is not None:
+            raise TidegateError(ErrorKind.NOT_SUPPORTED, refusal)
         pool = self._pool_for(asked)
         if pool is None:
             return _unknown_model(asked)
@@ -147,14 +149,18 @@ class HttpDoor:
             total_seconds=time.perf_counter() - since,
         )
 
-    def _answer_here(self, asked: Route) -> OwnAnswer | None:
-        """The answer of an endpoint that is the gateway's own, or None. Raises TidegateError for those refused."""
-        if asked.endpoint is Endpoint.LIVE or asked.endpoint is Endpoint.READY:
-            return _OK
-        refusal = _REFUSED.get(asked.endpoint)
-        if refusal is not None:
-            raise TidegateError(ErrorKind.NOT_SUPPORTED, refusal)
-        return None
+    def _asked(self, request: Request) -> Route:
+        """What a request is for. Raises TidegateError."""
+        if request.expectation not in (b"", b"100-continue"):
+            raise TidegateError(ErrorKind.BAD_REQUEST, "the only expectation met here is 100-continue")
+        if request.body_bytes > self.body_limit_bytes:
+            raise too_large(self.body_limit_bytes)
+        asked = route(request.target)
+        if asked is None:
+            raise TidegateError(ErrorKind.NOT_FOUND, "Not Found")
+        if request.method not in asked.methods:
+            raise TidegateError(ErrorKind.METHOD_NOT_ALLOWED, "Method Not Allowed")
+        return asked
 
     def _pool_for(self, asked: Route) -> Pool | None:
         """The pool of a model, or None where Triton words its absence in its own way; for the server as a whole

@@ -28,6 +28,10 @@ class Endpoint(Enum):
     SHARED_MEMORY = auto()
 
 
+#: What changes or watches the server. Where API keys are known, it takes one with an operator's role.
+OPERATORS = frozenset((Endpoint.INDEX, Endpoint.SETTINGS, Endpoint.REPOSITORY_CONTROL, Endpoint.SHARED_MEMORY))
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One endpoint, the model it names (None: the server as a whole) and the methods it knows."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import httptools
 
+from gateway.access import is_own_key
 from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE, MalformedError
 from wire.membership import JOB_HEADER, TIMEOUT_HEADER
 
@@ -110,12 +111,13 @@ class Request:
     """The head of a request; never changed, as equal heads share it.
 
     ``body_bytes`` is the length of its body, or CHUNKED; ``timeout_ms`` the text of TIMEOUT_HEADER, if it came;
-    ``upstream_head`` the head as it is sent on.
+    ``authorization`` the Authorization header if it holds a key of ours; ``upstream_head`` the head as it is sent on.
     """
 
     __slots__ = (
         "_connection",
         "_framing",
+        "authorization",
         "body_bytes",
         "expectation",
         "http_1_0",
@@ -136,6 +138,7 @@ class Request:
         self.expectation = b""
         self.job = False
         self.timeout_ms: bytes | None = None
+        self.authorization = b""
         self._framing = b"\r\n"
         self._connection: list[bytes] = []
         forwarded = [b"%b %b HTTP/1.1" % (self.method, target)]
@@ -143,6 +146,8 @@ class Request:
             key = name.lower()
             if key in _NOT_FORWARDED:
                 self._take(key, value.strip())
+            elif key == b"authorization" and is_own_key(value):
+                self.authorization = value
             else:
                 forwarded.append(b"%b: %b" % (name, value))
         if self._connection:

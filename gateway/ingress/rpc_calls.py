@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import quote_from_bytes
 
+from gateway.access import is_own_key
 from gateway.ingress.h2_headers import Fields, check_answer, checked_request, encode
 from wire.errors import ERROR_KIND_HEADER, TidegateError
 from wire.membership import JOB_HEADER
@@ -22,6 +23,8 @@ _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
 _OF_HEAD = frozenset((b":status", b"content-type"))
 _JOB = JOB_HEADER.encode()
+
+_OF_OPERATORS = ("Repository", "TraceSetting", "LogSettings", "SystemSharedMemory", "CudaSharedMemory")
 
 UNIMPLEMENTED = 12
 UNKNOWN = 2
@@ -46,6 +49,11 @@ class Method:
     at_zero: bool = False
     """Answered from memory while no replica is ready, so that asking for it does not wake a pool."""
     refusal: str = ""
+
+    @property
+    def operators(self) -> bool:
+        """Whether it changes or watches the server: where API keys are known, that takes an operator's."""
+        return self.name.startswith(_OF_OPERATORS)
 
     @property
     def has_parameters(self) -> bool:
@@ -90,6 +98,8 @@ class CallHead:
     method: Method | None
     timeout_seconds: float | None
     job: bool
+    authorization: bytes
+    """The value of the field of that name if it holds a key of ours; b"" otherwise. Not sent on."""
     encoding: bytes
     fields: Fields
     block: bytes
@@ -116,11 +126,14 @@ def read_call(fields: Fields) -> CallHead:
     """Raises MalformedError."""
     pseudo, rest = checked_request(fields)
     path = pseudo[b":path"]
-    timeout, job, encoding, content_type = None, False, b"identity", b""
+    timeout, job, authorization, encoding, content_type = None, False, b"", b"identity", b""
     passed: Fields = []
     for name, value in rest:
         if name == _JOB:
             job = True
+            continue
+        if name == b"authorization" and is_own_key(value):
+            authorization = value
             continue
         if name == b"grpc-timeout":
             timeout = _timeout(value)
@@ -135,7 +148,8 @@ def read_call(fields: Fields) -> CallHead:
     elif not content_type.startswith(b"application/grpc"):
         status = 415
     kept = [*pseudo.items(), *passed]
-    return CallHead(status, path.decode("latin-1"), _METHODS.get(path), timeout, job, encoding, kept, encode(kept))
+    method = _METHODS.get(path)
+    return CallHead(status, path.decode("latin-1"), method, timeout, job, authorization, encoding, kept, encode(kept))
 
 
 def read_answer(fields: Fields) -> AnswerHead:

@@ -7,6 +7,7 @@ rpc_stream (one call), rpc_routes (who answers it), rpc_upstream (connections to
 import asyncio
 import time
 
+from gateway.access import Access
 from gateway.ingress.callers import Callers
 from gateway.ingress.h2_headers import HeaderBlocks
 from gateway.ingress.rpc_calls import read_call
@@ -15,6 +16,7 @@ from gateway.ingress.rpc_routes import AtZero, Pools, Routes
 from gateway.ingress.rpc_upstream import Upstreams
 from gateway.settings import GatewaySettings
 from gateway.telemetry import Observer
+from gateway.tls import GRPC, ServerTls
 from wire.errors import ErrorKind
 
 #: The protocol's own limit for a message. Bytes.
@@ -29,6 +31,8 @@ class GrpcDoor:
     def __init__(self, router: Pools, settings: GatewaySettings, at_zero: AtZero, observer: Observer) -> None:
         self._settings = settings
         self._observer = observer
+        self.access = Access(settings.api_keys)
+        self._tls = None if settings.tls.certificate is None else ServerTls(settings.tls, GRPC)
         self.loop = asyncio.get_running_loop()
         self.routes = Routes(router, at_zero)
         self.upstreams = Upstreams(router.pools.values(), settings)
@@ -41,8 +45,9 @@ class GrpcDoor:
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port, which matters when ``port`` is 0. Raises OSError when it is taken."""
         limit = self._settings.header_limit_bytes
+        tls = None if self._tls is None else self._tls.context
         self._server = await self.loop.create_server(
-            lambda: CallerConnection(self, self._blocks, limit), host, port, reuse_port=True, backlog=1024
+            lambda: CallerConnection(self, self._blocks, limit), host, port, reuse_port=True, backlog=1024, ssl=tls
         )
         self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
         bound: int = self._server.sockets[0].getsockname()[1]
@@ -77,4 +82,6 @@ class GrpcDoor:
         for connection in self.callers:
             connection.sweep(now, self._settings.idle_client_seconds)
         self.upstreams.sweep(now)
+        if self._tls is not None:
+            self._tls.reload_if_changed()
         self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)

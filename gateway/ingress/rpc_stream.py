@@ -6,6 +6,7 @@ How it gets a slot and a connection: placement.py. Every way out of a call goes 
 import asyncio
 from typing import Protocol
 
+from gateway.access import Access
 from gateway.ingress.h2_frames import Code
 from gateway.ingress.h2_leg import Leg
 from gateway.ingress.placement import RESEND_LIMIT, Placement
@@ -40,6 +41,7 @@ class Service(Protocol):
     """What a call needs of its door."""
 
     loop: asyncio.AbstractEventLoop
+    access: Access
     routes: Routes
     upstreams: Upstreams
     message_limit_bytes: int
@@ -106,7 +108,14 @@ class RpcStream(Placement[UpstreamConnection]):
         method = self._call.method
         if method is None:
             self._answer_status(UNIMPLEMENTED, f"Method not found: {self._call.path}")
-        elif method.kind is Kind.REFUSED:
+            return
+        try:
+            if method.kind is not Kind.OWN:
+                self._service.access.tenant(self._call.authorization, operator=method.operators)
+        except TidegateError as error:
+            self.fail(error)
+            return
+        if method.kind is Kind.REFUSED:
             self._choose()
 
     def on_request_data(self, data: bytes, *, end: bool) -> None:

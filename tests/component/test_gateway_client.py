@@ -16,6 +16,7 @@ from wire.membership import JOB_HEADER, TIMEOUT_HEADER
 from workers.cpu_threads import CpuThreads
 from workers.gateway_client import GatewayClient
 from workers.retry import MOST_LOST_REPLICAS, InferenceFailed
+from workers.settings import GatewayAccessSettings
 
 Answer = Callable[[web.Request, bytes], web.StreamResponse]
 LENGTH = "Inference-Header-Content-Length"
@@ -73,7 +74,12 @@ async def gateway() -> AsyncIterator[Gateway]:
 @pytest.fixture
 async def client(gateway: Gateway) -> AsyncIterator[GatewayClient]:
     threads = CpuThreads(1)
-    connected = GatewayClient(f"http://127.0.0.1:{gateway.port}/", run_on_cpu=threads.run, dice=random.Random(1).random)
+    connected = GatewayClient(
+        f"http://127.0.0.1:{gateway.port}/",
+        GatewayAccessSettings(),
+        run_on_cpu=threads.run,
+        dice=random.Random(1).random,
+    )
     yield connected
     await connected.close()
     threads.close()

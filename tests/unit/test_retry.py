@@ -15,8 +15,9 @@ def _step(failure: CallFailure, *, made: int = 1, remaining: float = 60.0, dice:
 
 
 @pytest.mark.parametrize("kind", list(ErrorKind))
-def test_the_table_says_what_is_worth_another_try_and_a_lost_replica_is_for_jobs(kind: ErrorKind) -> None:
-    wanted = ERRORS[kind].retryable or kind is ErrorKind.REPLICA_LOST
+def test_the_table_and_who_is_at_fault_say_what_is_worth_another_try(kind: ErrorKind) -> None:
+    not_of_the_job = (ErrorKind.REPLICA_LOST, ErrorKind.UNAUTHENTICATED, ErrorKind.FORBIDDEN)
+    wanted = ERRORS[kind].retryable or kind in not_of_the_job
     assert isinstance(_step(_failure(kind)), Retry) is wanted
 
 
