@@ -117,3 +117,13 @@ Catalogue.model_rebuild()
 JOB_HEADER = "tidegate-job"
 #: HTTP header by which a caller bounds its wait: milliseconds until the answer is worth nothing. gRPC has deadlines.
 TIMEOUT_HEADER = "tidegate-timeout-ms"
+#: HTTP header / gRPC metadata key by which a caller declares the class of a request; without it a request that belongs
+#: to a job is ``batch``, any other ``interactive``.
+CLASS_HEADER = "tidegate-class"
+
+
+class RequestClass(StrEnum):
+    """The two classes of requests, which share slots by weight and wait within bounds of their own."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"

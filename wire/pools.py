@@ -69,7 +69,13 @@ class RoutingSettings(SettingsModel):
     hold_limit_seconds: float = Field(default=120.0, ge=0)
     """Longest time a request is held for a replica; 0 turns holding off (503 at once). Unit: seconds."""
     hold_limit_requests: int = Field(default=1000, ge=0)
-    """Most requests held at once by one gateway instance; those beyond are refused with Retry-After. Unit: requests."""
+    """Most requests of class interactive held at once by one gateway instance; those beyond are refused with
+    Retry-After. Unit: requests."""
+    batch_hold_limit_requests: int = Field(default=1000, ge=0)
+    """The same for class batch: jobs, and what its caller declares so. Unit: requests."""
+    interactive_weight: float = Field(default=4.0, gt=0)
+    """While both classes wait: held requests of class interactive that get a slot for each one of class batch. Neither
+    ever takes all. Unit: requests."""
 
 
 class ReplicaSettings(SettingsModel):

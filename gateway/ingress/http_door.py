@@ -11,13 +11,14 @@ from typing import Protocol
 
 from gateway.access import Access
 from gateway.ingress.callers import Callers
+from gateway.ingress.heads import request_head
 from gateway.ingress.http_body import too_large
 from gateway.ingress.http_connection import ClientConnection, OwnAnswer
 from gateway.ingress.http_exchange import Exchange
 from gateway.ingress.http_routes import OPERATORS, Endpoint, Route, path_of, route
 from gateway.ingress.http_wire import Request, error_body
 from gateway.ingress.upstream import Upstreams
-from gateway.routing.pool import Pool, RequestHead
+from gateway.routing.pool import Pool
 from gateway.settings import GatewaySettings
 from gateway.telemetry import Observer
 from gateway.tls import HTTP, ServerTls
@@ -133,7 +134,7 @@ class HttpDoor:
             model = None  # any replica may say that it has not got the model: readiness neither waits nor wakes
         deadline = _deadline(request.timeout_ms, self._loop.time())
         runs_model = asked.endpoint is Endpoint.INFER or asked.endpoint is Endpoint.GENERATE
-        head = RequestHead(model, deadline, request.job, slotted=runs_model)
+        head = request_head(pool, model, deadline, job=request.job, slotted=runs_model, declared=request.declared_class)
         return Exchange(request, head, pool, caller=caller, upstreams=self.upstreams, ledger=self, loop=self._loop)
 
     def count(

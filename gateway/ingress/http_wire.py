@@ -10,15 +10,16 @@ import httptools
 
 from gateway.access import is_own_key
 from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE, MalformedError
-from wire.membership import JOB_HEADER, TIMEOUT_HEADER
+from wire.membership import CLASS_HEADER, JOB_HEADER, TIMEOUT_HEADER
 
 _END_OF_HEAD = b"\r\n\r\n"
 _JOB = JOB_HEADER.lower().encode()
 _TIMEOUT = TIMEOUT_HEADER.lower().encode()
+_CLASS = CLASS_HEADER.lower().encode()
 #: Request headers (lower case) that end at this hop: framing is written anew, the rest is between two neighbours.
 _NOT_FORWARDED = frozenset(
     b"connection keep-alive proxy-connection te trailer upgrade expect content-length transfer-encoding".split()
-) | {_JOB, _TIMEOUT}
+) | {_JOB, _TIMEOUT, _CLASS}
 #: A Connection header that lists one of these does not get it dropped: the request would mean something else.
 _NEVER_DROPPED = frozenset((b"host", b"content-encoding", b"accept-encoding", b"inference-header-content-length"))
 #: Heads up to this length are remembered with what they mean. Bytes.
@@ -111,6 +112,7 @@ class Request:
     """The head of a request; never changed, as equal heads share it.
 
     ``body_bytes`` is the length of its body, or CHUNKED; ``timeout_ms`` the text of TIMEOUT_HEADER, if it came;
+    ``declared_class`` that of CLASS_HEADER;
     ``authorization`` the Authorization header if it holds a key of ours; ``upstream_head`` the head as it is sent on.
     """
 
@@ -119,6 +121,7 @@ class Request:
         "_framing",
         "authorization",
         "body_bytes",
+        "declared_class",
         "expectation",
         "http_1_0",
         "job",
@@ -137,6 +140,7 @@ class Request:
         self.body_bytes = 0
         self.expectation = b""
         self.job = False
+        self.declared_class: bytes | None = None
         self.timeout_ms: bytes | None = None
         self.authorization = b""
         self._framing = b"\r\n"
@@ -176,6 +180,8 @@ class Request:
             self.timeout_ms = value
         elif key == _JOB:
             self.job = True
+        elif key == _CLASS:
+            self.declared_class = value
 
 
 class AnswerHead:

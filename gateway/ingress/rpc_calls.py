@@ -9,7 +9,7 @@ from urllib.parse import quote_from_bytes
 from gateway.access import is_own_key
 from gateway.ingress.h2_headers import Fields, check_answer, checked_request, encode
 from wire.errors import ERROR_KIND_HEADER, TidegateError
-from wire.membership import JOB_HEADER
+from wire.membership import CLASS_HEADER, JOB_HEADER
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -23,6 +23,7 @@ _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
 _OF_HEAD = frozenset((b":status", b"content-type"))
 _JOB = JOB_HEADER.encode()
+_CLASS = CLASS_HEADER.encode()
 
 _OF_OPERATORS = ("Repository", "TraceSetting", "LogSettings", "SystemSharedMemory", "CudaSharedMemory")
 
@@ -104,6 +105,7 @@ class CallHead:
     fields: Fields
     block: bytes
     """To be sent to a replica."""
+    declared_class: bytes | None = None
 
     def block_with(self, timeout_seconds: float) -> bytes:
         """The block with another timeout."""
@@ -127,6 +129,7 @@ def read_call(fields: Fields) -> CallHead:
     pseudo, rest = checked_request(fields)
     path = pseudo[b":path"]
     timeout, job, authorization, encoding, content_type = None, False, b"", b"identity", b""
+    declared_class = None
     passed: Fields = []
     for name, value in rest:
         if name == _JOB:
@@ -134,6 +137,9 @@ def read_call(fields: Fields) -> CallHead:
             continue
         if name == b"authorization" and is_own_key(value):
             authorization = value
+            continue
+        if name == _CLASS:
+            declared_class = value
             continue
         if name == b"grpc-timeout":
             timeout = _timeout(value)
@@ -149,7 +155,9 @@ def read_call(fields: Fields) -> CallHead:
         status = 415
     kept = [*pseudo.items(), *passed]
     method = _METHODS.get(path)
-    return CallHead(status, path.decode("latin-1"), method, timeout, job, authorization, encoding, kept, encode(kept))
+    return CallHead(
+        status, path.decode("latin-1"), method, timeout, job, authorization, encoding, kept, encode(kept), declared_class
+    )
 
 
 def read_answer(fields: Fields) -> AnswerHead:

@@ -9,6 +9,7 @@ from typing import Protocol
 from gateway.access import Access
 from gateway.ingress.h2_frames import Code
 from gateway.ingress.h2_leg import Leg
+from gateway.ingress.heads import request_head
 from gateway.ingress.placement import RESEND_LIMIT, Placement
 from gateway.ingress.rpc_calls import (
     OK_HEAD,
@@ -25,7 +26,6 @@ from gateway.ingress.rpc_messages import PREFIX_LENGTH, MessageMeter, framed
 from gateway.ingress.rpc_routes import Routes, Target, stream_error
 from gateway.ingress.rpc_sequences import StreamSequences, leaving_error, sequence_of
 from gateway.ingress.rpc_upstream import UpstreamConnection, Upstreams
-from gateway.routing.pool import RequestHead
 from wire.errors import ErrorKind, TidegateError
 
 #: Up to this size, and in so many pieces, what was sent is kept until there is an answer, to send it again. Bytes.
@@ -236,8 +236,18 @@ class RpcStream(Placement[UpstreamConnection]):
                 return
         self._target = target
         self._pool = target.pool
-        runs_model = method.name == "ModelInfer"
-        self._head = RequestHead(target.model, self._deadline, self._call.job, slotted=runs_model)
+        try:
+            self._head = request_head(
+                target.pool,
+                target.model,
+                self._deadline,
+                job=self._call.job,
+                slotted=method.name == "ModelInfer",
+                declared=self._call.declared_class,
+            )
+        except TidegateError as error:
+            self.fail(error)
+            return
         if part is None:
             self._find_slot()
         else:

@@ -1,7 +1,7 @@
 """One pool as this gateway instance sees it: its replicas, their slots, and the requests held for one.
 
-A request reserves a slot on a replica that has its model. Without a free one it is held, in order of
-arrival, until a slot frees, a replica becomes ready, or its time is up. Everything happens on one event
+A request reserves a slot on a replica that has its model. Without a free one it is held (queue.py tells who is
+next) until a slot frees, a replica becomes ready, or its time is up. Everything happens on one event
 loop and every change is synchronous, so there is no moment at which a slot belongs to nobody.
 """
 
@@ -57,7 +57,7 @@ class Pool:
         # Where a request of a model may go: replicas in a stable order, the oldest first. None: any ready replica.
         self._places: dict[str | None, list[ModelSlots]] = {}
         self._unslotted: dict[str | None, list[ModelSlots]] = {}
-        self._held: HoldQueue[Hold] = HoldQueue()
+        self._held: HoldQueue[Hold] = HoldQueue(settings.routing.interactive_weight, lambda _: 1.0)
         self.sequences = Sequences(self, clock)
         self._listeners: list[Callable[[Pool], None]] = []
         self._turn = 0
@@ -112,7 +112,7 @@ class Pool:
         limit counts from there.
 
         Raises:
-            TidegateError: HOLD_LIMIT when too many are held; NO_REPLICA when holding is off;
+            TidegateError: HOLD_LIMIT when too many of its class are held; NO_REPLICA when holding is off;
                 DEADLINE when the caller's time is up already.
         """
         routing = self.settings.routing
@@ -124,8 +124,10 @@ class Pool:
             self._on_wanted(self.name)
         if routing.hold_limit_seconds == 0:
             raise self.late_error(head, ErrorKind.NO_REPLICA)
-        if since is None and len(self._held) >= routing.hold_limit_requests:
-            message = f"pool '{self.name}' holds {len(self._held)} requests already, its limit; try again later"
+        limit = routing.batch_hold_limit_requests if head.batch else routing.hold_limit_requests
+        if since is None and self._held.count(batch=head.batch) >= limit:
+            kind = "batch" if head.batch else "interactive"
+            message = f"pool '{self.name}' holds {limit} requests of class {kind} already, its limit; try again later"
             raise TidegateError(ErrorKind.HOLD_LIMIT, message, retry_after_seconds=self.retry_after_seconds)
         until, late = arrived + routing.hold_limit_seconds, ErrorKind.NO_REPLICA
         if head.deadline is not None and head.deadline < until:
@@ -167,6 +169,10 @@ class Pool:
     @property
     def held(self) -> int:
         return len(self._held)
+
+    def held_of(self, *, batch: bool) -> int:
+        """Held requests of one class."""
+        return self._held.count(batch=batch)
 
     @property
     def in_flight(self) -> int:
@@ -308,7 +314,7 @@ class Pool:
         self._last_active = self._clock()
 
     def _dispatch(self) -> None:
-        """Give free slots to held requests, oldest first; one that waits for its model does not stop the others."""
+        """Give free slots to held requests."""
         self._held.serve(self._pick, self._grant)
 
     def _grant(self, hold: Hold, place: ModelSlots) -> None:

@@ -1,14 +1,19 @@
-"""The requests held for a slot: in order of arrival, found quickly by model.
+"""The requests held for a slot, and which of them gets the next one.
 
-One queue per model, because a request whose model has no free slot must not stop those behind it whose model
-has one, and because looking for the next one must not walk past hundreds that cannot be served anyway.
+First whose turn it is: the classes ``interactive`` and ``batch`` share slots by weight, and inside a class the tenants
+do. Then what is most urgent: of the requests of one tenant in one class, the one whose time is up first. A request
+whose model has no free slot does not stop the others, and whoever waits alone gets everything.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import count
 from typing import Generic, Protocol, TypeVar
 
+from gateway.routing.fairness import Turns
+
+#: What a request waits for: equal for requests that the same slots can serve.
 Want = tuple[str | None, bool, str | None]
 
 
@@ -27,21 +32,30 @@ class RequestHead:
     one of all that the replica may have: they do not fill the model's batch."""
     replica: str | None = None
     """The one replica that may answer it, ready or draining, as it holds the request's sequence; None: any."""
+    batch: bool = False
+    """Its class: ``batch``, else ``interactive``."""
+    tenant: str = ""
+    """Whose it is; "" for everybody who is not known by name."""
 
     @property
     def want(self) -> Want:
-        """What it waits for: equal for requests that the same slots can serve."""
+        """What it waits for."""
         return self.model, self.slotted, self.replica
 
 
 class Waiting(Protocol):
-    """A held request as the queue sees it; ``since`` is when it arrived, by the pool's clock."""
+    """A held request as the queue sees it."""
 
     @property
     def head(self) -> RequestHead: ...
 
     @property
-    def since(self) -> float: ...
+    def since(self) -> float:
+        """When it arrived, by the pool's clock."""
+
+    @property
+    def until(self) -> float:
+        """When its time is up, by the pool's clock."""
 
 
 W = TypeVar("W", bound=Waiting)
@@ -49,46 +63,139 @@ S = TypeVar("S")
 
 
 class HoldQueue(Generic[W]):
-    """See the module. Adding, removing and granting cost the same however many wait."""
+    """See the module. Each operation costs O(log n) of the requests that wait, and of the tenants that do.
 
-    def __init__(self) -> None:
-        self._by_want: dict[Want, OrderedDict[W, None]] = {}
-        self._count = 0
+    ``interactive_weight``: turns of class interactive for each of class batch, while both wait.
+    ``tenant_weight``: the weight of a tenant inside a class.
+    """
+
+    def __init__(self, interactive_weight: float, tenant_weight: Callable[[str], float]) -> None:
+        self._classes: Turns[bool] = Turns(lambda batch: 1.0 if batch else interactive_weight)
+        self._tenants: dict[bool, Turns[str]] = {batch: Turns(tenant_weight) for batch in (False, True)}
+        self._flows: dict[tuple[bool, str], _Flow[W]] = {}
+        self._wanted: dict[bool, dict[Want, int]] = {False: {}, True: {}}
+        self._counts = {False: 0, True: 0}
         self.jobs = 0
         """How many of them a job accounts for."""
 
     def __len__(self) -> int:
-        return self._count
+        return self._counts[False] + self._counts[True]
+
+    def count(self, *, batch: bool) -> int:
+        """How many of one class wait."""
+        return self._counts[batch]
 
     def add(self, hold: W) -> None:
-        """To the end; before the others of its model if it arrived earlier (it was sent out once, in vain)."""
-        queue = self._by_want.setdefault(hold.head.want, OrderedDict())
-        goes_first = bool(queue) and hold.since < next(iter(queue)).since
-        queue[hold] = None
-        if goes_first:
-            queue.move_to_end(hold, last=False)
-        self._count += 1
-        self.jobs += hold.head.job
+        head = hold.head
+        flow = self._flows.get((head.batch, head.tenant))
+        if flow is None:
+            if not self._counts[head.batch]:
+                self._classes.enter(head.batch)
+            self._tenants[head.batch].enter(head.tenant)
+            flow = self._flows[head.batch, head.tenant] = _Flow()
+        flow.add(hold)
+        wanted = self._wanted[head.batch]
+        wanted[head.want] = wanted.get(head.want, 0) + 1
+        self._counts[head.batch] += 1
+        self.jobs += head.job
 
     def remove(self, hold: W) -> None:
-        queue = self._by_want[hold.head.want]
-        del queue[hold]
-        if not queue:
-            del self._by_want[hold.head.want]
-        self._count -= 1
-        self.jobs -= hold.head.job
+        head = hold.head
+        flow = self._flows[head.batch, head.tenant]
+        flow.remove(hold)
+        wanted = self._wanted[head.batch]
+        wanted[head.want] -= 1
+        if not wanted[head.want]:
+            del wanted[head.want]
+        self._counts[head.batch] -= 1
+        self.jobs -= head.job
+        if not flow:
+            del self._flows[head.batch, head.tenant]
+            self._tenants[head.batch].leave(head.tenant)
+            if not self._counts[head.batch]:
+                self._classes.leave(head.batch)
 
     def serve(self, find_slot: Callable[[RequestHead], S | None], grant: Callable[[W, S], None]) -> None:
-        """Grant slots to the oldest requests for as long as ``find_slot`` has one for any of them."""
-        candidates = [next(iter(queue)) for queue in self._by_want.values()]
-        while candidates:
-            oldest = min(candidates, key=lambda hold: hold.since)
-            candidates.remove(oldest)
-            slot = find_slot(oldest.head)
-            if slot is None:
-                continue
-            self.remove(oldest)
-            grant(oldest, slot)
-            queue = self._by_want.get(oldest.head.want)
-            if queue:
-                candidates.append(next(iter(queue)))
+        """Grant slots for as long as ``find_slot`` has one for any of those who wait."""
+        blocked: set[Want] = set()
+        while (hold := self._next(blocked)) is not None:
+            slot = find_slot(hold.head)
+            if slot is not None:
+                self._classes.took(hold.head.batch)
+                self._tenants[hold.head.batch].took(hold.head.tenant)
+                self.remove(hold)
+                grant(hold, slot)
+            elif len(self._flows) == 1 and len(self._wanted[hold.head.batch]) == 1:
+                return
+            else:
+                blocked.add(hold.head.want)
+
+    def _next(self, blocked: Collection[Want]) -> W | None:
+        """The request whose turn it is, of those who want something else than ``blocked``."""
+        if len(self._flows) == 1:
+            (flow,) = self._flows.values()
+            return flow.first(blocked)
+        batch = self._classes.first(
+            lambda batch: not blocked or any(want not in blocked for want in self._wanted[batch])
+        )
+        if batch is None:
+            return None
+        tenant = self._tenants[batch].first(lambda tenant: self._flows[batch, tenant].has(blocked))
+        return None if tenant is None else self._flows[batch, tenant].first(blocked)
+
+
+class _Flow(Generic[W]):
+    """The waiting requests of one tenant in one class."""
+
+    def __init__(self) -> None:
+        self._by_want: dict[Want, _Deadlines[W]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_want)
+
+    def add(self, hold: W) -> None:
+        self._by_want.setdefault(hold.head.want, _Deadlines()).add(hold)
+
+    def remove(self, hold: W) -> None:
+        deadlines = self._by_want[hold.head.want]
+        deadlines.remove(hold)
+        if not deadlines:
+            del self._by_want[hold.head.want]
+
+    def has(self, blocked: Collection[Want]) -> bool:
+        return not blocked or any(want not in blocked for want in self._by_want)
+
+    def first(self, blocked: Collection[Want]) -> W | None:
+        if len(self._by_want) == 1 and not blocked:
+            (only,) = self._by_want.values()
+            return only.first()
+        firsts = [deadlines.first() for want, deadlines in self._by_want.items() if want not in blocked]
+        return min(firsts, key=lambda hold: (hold.until, hold.since)) if firsts else None
+
+
+class _Deadlines(Generic[W]):
+    """Requests that want the same: the one whose time is up first, of equals the one that arrived first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, float, int, W]] = []
+        self._there: set[W] = set()
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._there)
+
+    def add(self, hold: W) -> None:
+        self._there.add(hold)
+        heapq.heappush(self._heap, (hold.until, hold.since, next(self._numbers), hold))
+
+    def remove(self, hold: W) -> None:
+        """What is removed stays in the heap until it comes up, or makes up most of it."""
+        self._there.remove(hold)
+        if len(self._heap) > 2 * len(self._there) + 16:
+            self._heap = [entry for entry in self._heap if entry[3] in self._there]
+            heapq.heapify(self._heap)
+
+    def first(self) -> W:
+        while self._heap[0][3] not in self._there:
+            heapq.heappop(self._heap)
+        return self._heap[0][3]

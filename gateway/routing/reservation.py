@@ -71,13 +71,14 @@ class Reservation:
 class Hold:
     """A held request. ``future`` ends with a Reservation or a TidegateError; ``cancel`` gives up its place."""
 
-    __slots__ = ("_pool", "_timer", "future", "head", "since")
+    __slots__ = ("_pool", "_timer", "future", "head", "since", "until")
 
     def __init__(self, pool: Owner, head: RequestHead, since: float, until: float, late: ErrorKind) -> None:
         loop = asyncio.get_running_loop()
         self._pool = pool
         self.head = head
         self.since = since
+        self.until = until
         self.future: asyncio.Future[Reservation] = loop.create_future()
         self._timer = loop.call_at(until, self._expire, late)
 

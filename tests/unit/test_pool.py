@@ -254,6 +254,36 @@ async def test_too_many_held_requests_are_refused() -> None:
 
 
 @virtual
+async def test_each_class_waits_within_a_bound_of_its_own() -> None:
+    pool, _ = make(hold_limit_requests=1, batch_hold_limit_requests=2)
+    for batch, limit in ((True, 2), (False, 1)):
+        head = RequestHead("segmenter", batch=batch)
+        for _ in range(limit):
+            pool.hold(head)
+        with pytest.raises(
+            TidegateError, match=f"holds {limit} requests of class {'batch' if batch else 'interactive'}"
+        ):
+            pool.hold(head)
+        assert pool.held_of(batch=batch) == limit
+
+
+@virtual
+async def test_the_classes_share_slots_that_come_free() -> None:
+    pool, _ = make(max_in_flight_per_replica=1, interactive_weight=2.0)
+    pool.update([lease()])
+    running = taken(pool)
+    holds = [pool.hold(RequestHead("segmenter", batch=n < 30)) for n in range(60)]
+    order: list[bool] = []
+    for _ in range(30):
+        running.release()
+        (granted_now,) = [hold for hold in holds if hold.future.done()]
+        holds.remove(granted_now)
+        order.append(granted_now.head.batch)
+        running = granted_now.future.result()
+    assert order.count(False) == 20
+
+
+@virtual
 async def test_without_holding_a_request_is_refused_and_still_asks_for_the_pool() -> None:
     pool, wanted = make(hold_limit_seconds=0)
     with pytest.raises(TidegateError) as caught:
