@@ -156,7 +156,16 @@ def read_call(fields: Fields) -> CallHead:
     kept = [*pseudo.items(), *passed]
     method = _METHODS.get(path)
     return CallHead(
-        status, path.decode("latin-1"), method, timeout, job, authorization, encoding, kept, encode(kept), declared_class
+        status,
+        path.decode("latin-1"),
+        method,
+        timeout,
+        job,
+        authorization,
+        encoding,
+        kept,
+        encode(kept),
+        declared_class,
     )
 
 

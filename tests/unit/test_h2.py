@@ -88,13 +88,24 @@ def test_blocks_are_read_whatever_their_encoding() -> None:
     blocks: HeaderBlocks[CallHead] = HeaderBlocks(read_call, 65536)
     encoder = hpack.Encoder()
     encoder.header_table_size = 0
-    fields = [*CALL, TYPE, (b"grpc-timeout", b"250m"), (b"tidegate-job", b"7"), (b"a-bin", b"AAE="), (b"x", b"y")]
+    fields = [
+        *CALL,
+        TYPE,
+        (b"grpc-timeout", b"250m"),
+        (b"tidegate-job", b"7"),
+        (b"tidegate-class", b"batch"),
+        (b"a-bin", b"AAE="),
+        (b"x", b"y"),
+    ]
     head = blocks.read(encoder.encode(fields))
     assert head is blocks.read(encode(fields)) or head.block == blocks.read(encode(fields)).block
     assert head.method is not None and head.method.name == "ModelInfer"
     assert (head.timeout_seconds, head.job, head.status) == (0.25, True, 200)
     passed = dict(hpack.Decoder().decode(head.block, raw=True))
-    assert b"tidegate-job" not in passed and passed[b"a-bin"] == b"AAE" and passed[b"x"] == b"y"
+    assert head.declared_class == b"batch"
+    assert (
+        not {b"tidegate-job", b"tidegate-class"} & set(passed) and passed[b"a-bin"] == b"AAE" and passed[b"x"] == b"y"
+    )
     assert dict(hpack.Decoder().decode(head.block_with(1.5), raw=True))[b"grpc-timeout"] == b"1500000u"
 
 

@@ -1,0 +1,74 @@
+"""Who gets in, in what order, and what the others are told: through the HTTP door, with a scripted upstream."""
+
+import asyncio
+
+import pytest
+import uvloop
+
+from tests.doors import Answer, Caller, ask, post, running_door
+from tests.upstream import Reply, Seen, Upstream
+from wire.errors import ERROR_KIND_HEADER
+
+LOOP_FACTORY = uvloop.new_event_loop
+
+INFER = "/v2/models/ident/infer"
+
+
+def slowly(seconds: float) -> Reply:
+    return Reply(delay_seconds=seconds)
+
+
+async def test_classes_share_slots_by_weight_and_the_header_ends_here() -> None:
+    """A declared class, and a job: both are batch."""
+    async with (
+        Upstream(lambda _: slowly(0.005)) as upstream,
+        running_door(upstream.lease(), max_in_flight_per_replica=1, interactive_weight=3.0) as door,
+    ):
+        kinds = {"declared": "tidegate-class: batch", "job": "tidegate-job: 7", "plain": "tidegate-class: interactive"}
+        first = asyncio.create_task(ask(door.port, post(INFER, b"first")))
+        while not door.pool.in_flight:
+            await asyncio.sleep(0.001)
+        callers = [
+            asyncio.create_task(ask(door.port, post(INFER, kind.encode(), header)))
+            for kind, header in kinds.items()
+            for _ in range(12 if kind == "plain" else 6)
+        ]
+        while door.pool.held < len(callers):
+            await asyncio.sleep(0.001)
+        answers: list[Answer] = [await first, *await asyncio.gather(*callers)]
+    assert {answer.status for answer in answers} == {200}
+    bodies = [seen.body for seen in upstream.seen][1:]
+    assert bodies[:8].count(b"plain") == 6
+    assert all(seen.header("tidegate-class") is None for seen in upstream.seen)
+
+
+@pytest.mark.parametrize("value", ["urgent", "", "Batch"])
+async def test_a_class_that_is_none_is_refused(value: str) -> None:
+    async with Upstream() as upstream, running_door(upstream.lease()) as door:
+        answer = await ask(door.port, post(INFER, b"{}", f"tidegate-class: {value}"))
+        assert (answer.status, answer.header(ERROR_KIND_HEADER)) == (400, "bad_request")
+        assert b"interactive or batch" in answer.body
+        assert not upstream.seen
+
+
+async def test_the_limit_on_waiting_fires_in_time() -> None:
+    """A-027: one slot, which is taken for long; the second caller is told after its limit, not when the slot frees."""
+
+    def answer(seen: Seen) -> Reply:
+        return slowly(30)
+
+    async with (
+        Upstream(answer) as upstream,
+        running_door(upstream.lease(), max_in_flight_per_replica=1, hold_limit_seconds=0.5) as door,
+        await Caller.open(door.port) as first,
+    ):
+        first.send(post(INFER))
+        while not door.pool.in_flight:
+            await asyncio.sleep(0.001)
+        loop = asyncio.get_running_loop()
+        for headers, status, kind in (((), 503, "no_replica"), (("tidegate-timeout-ms: 300",), 504, "deadline")):
+            began = loop.time()
+            told = await ask(door.port, post(INFER, b"{}", *headers))
+            assert (told.status, told.header(ERROR_KIND_HEADER)) == (status, kind)
+            assert loop.time() - began < 5
+        assert len(upstream.seen) == 1
