@@ -30,6 +30,8 @@ class ErrorKind(StrEnum):
     """The gateway holds as many requests as it may; nothing was sent to a replica."""
     NO_REPLICA = "no_replica"
     """No replica became ready within the hold limit; nothing was sent to a replica."""
+    QUEUE_TIMEOUT = "queue_timeout"
+    """The request's own ``timeout`` parameter passed while it was held; nothing was sent to a replica."""
     SLOW_CALLER = "slow_caller"
     """The request's body came too slowly; the model did not run."""
     DEADLINE = "deadline"
@@ -67,6 +69,7 @@ ERRORS: dict[ErrorKind, ErrorRow] = {
     ErrorKind.NOT_SUPPORTED: ErrorRow(501, 12, retryable=False),
     ErrorKind.HOLD_LIMIT: ErrorRow(503, 14, retryable=True),
     ErrorKind.NO_REPLICA: ErrorRow(503, 14, retryable=True),
+    ErrorKind.QUEUE_TIMEOUT: ErrorRow(503, 14, retryable=True),
     ErrorKind.SLOW_CALLER: ErrorRow(408, 10, retryable=False),
     ErrorKind.DEADLINE: ErrorRow(504, 4, retryable=False),
     ErrorKind.REPLICA_UNREACHABLE: ErrorRow(502, 14, retryable=True),

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE
 from gateway.ingress.http_wire import AnswerHead, Request
-from gateway.ingress.json_part import PART_LIMIT, JsonPart, sequence_of
+from gateway.ingress.json_part import PART_LIMIT, JsonPart, may_name, sequence_of, timeout_of
 from gateway.ingress.placement import RESEND_LIMIT, Placement
 from gateway.ingress.upstream import UpstreamConnection, Upstreams
 from gateway.routing.pool import Pool, RequestHead
@@ -126,6 +126,8 @@ class Exchange(Placement[UpstreamConnection]):
         request = self._request
         small = 0 < request.body_bytes <= _WAITING_BODY_LIMIT
         self._gathering = small and not complete and not request.expectation
+        if self._gathering:
+            self._watch_deadline()
         models = self._pool.sequences.models
         if models and self._head.model in models and request.method == b"POST":
             self._json = JsonPart(request)
@@ -158,6 +160,18 @@ class Exchange(Placement[UpstreamConnection]):
         else:
             self._follow_sequence(sequence)
 
+    def _own_timeout(self) -> int | None:
+        if self._request.method != b"POST" or not self._waiting:
+            return None
+        part = self._json
+        if part is None:
+            body = self._waiting[0] if len(self._waiting) == 1 else b"".join(self._waiting)
+            if self._body_complete and not may_name(b"timeout", self._request, body):
+                return None
+            part = self._json = JsonPart(self._request)
+            part.feed(body)
+        return timeout_of(part.text)
+
     @property
     def awaits_body(self) -> bool:
         """True while nothing but more of the request's body is wanted: it is read, and not for want of a slot."""
@@ -182,6 +196,9 @@ class Exchange(Placement[UpstreamConnection]):
             elif complete and self._gathering:
                 self._gathering = False
                 self._find_slot()
+            elif self._json is not None and self._hold is not None and not self._json.complete:
+                self._json.feed(data)
+                self._bound_wait()
             return
         self._connection.write(data)
         self._remember(data)

@@ -6,6 +6,8 @@ Only requests that need it are looked into: see docs/protocol.md. No I/O.
 import json
 import re
 import zlib
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from gateway.ingress.http_body import CHUNKED, ChunkScanner, MalformedError
@@ -106,6 +108,31 @@ def sequence_of(text: bytes, model: str) -> SequencePart | None:
     # The generate endpoints take parameters from the top of the object, too.
     nested = given.pop("parameters", None)
     return sequence_part(model, given | nested if isinstance(nested, dict) else given)
+
+
+def timeout_of(text: bytes) -> int | None:
+    """The ``timeout`` parameter of a request, in microseconds: how long it may wait."""
+    parameters = members(text, "parameters").get("parameters")
+    return timeout_parameter(parameters) if isinstance(parameters, dict) else None
+
+
+def timeout_parameter(parameters: Mapping[str, Any]) -> int | None:
+    """None where there is none, and where Triton would take it for none."""
+    timeout = parameters.get("timeout")
+    return timeout if isinstance(timeout, int) and not isinstance(timeout, bool) and 0 < timeout < 2**63 else None
+
+
+def may_name(word: bytes, request: Request, body: bytes) -> bool:
+    """Whether the JSON part of a request of which ``body`` has come could hold a member of that name: a quick look,
+    so that most need no other. What is chunked or compressed could hold anything."""
+    if b'"%b"' % word in body or request.body_bytes == CHUNKED:
+        return True
+    return _is_compressed(request.upstream_head)
+
+
+@lru_cache(maxsize=1024)
+def _is_compressed(head: bytes) -> bool:
+    return _ENCODING(head) is not None
 
 
 def _keep(found: dict[str, Any], key: str | None, raw: bytes) -> None:

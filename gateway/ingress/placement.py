@@ -54,6 +54,7 @@ class Placement(Generic[C]):
         "_loop",
         "_part",
         "_pool",
+        "_queue_timer",
         "_resent",
         "_reservation",
         "_sequence",
@@ -75,6 +76,7 @@ class Placement(Generic[C]):
         )  # loop time moves in whole milliseconds under uvloop: too coarse to measure with
         self._deadline: float | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
+        self._queue_timer: asyncio.TimerHandle | None = None
         self._hold: Hold | None = None
         self._reservation: Reservation | None = None
         self._held_seconds = 0.0
@@ -93,6 +95,11 @@ class Placement(Generic[C]):
     def fail(self, error: TidegateError) -> None:
         """Give up with ``error``. Harmless when it is over already."""
         raise NotImplementedError
+
+    def _own_timeout(self) -> int | None:
+        """Microseconds after its arrival for which the request wants to wait: its ``timeout`` parameter, as far as what
+        has come of it tells. Asked only of requests that have to be held."""
+        return None
 
     def _end(self, status: int, own_error: ErrorKind | None) -> None:
         """It is over: give everything back and count it."""
@@ -114,6 +121,7 @@ class Placement(Generic[C]):
             self.fail(error)
         else:
             self._hold.future.add_done_callback(self._on_hold_end)
+            self._bound_wait()
 
     def _on_hold_end(self, future: "asyncio.Future[Reservation]") -> None:
         if self._ended or future.cancelled():
@@ -180,6 +188,8 @@ class Placement(Generic[C]):
     def _give_back(self, *, well: bool = False) -> None:
         """Whatever it has or waits for; ``well``: the model has done what was asked."""
         self._ended = True
+        if self._queue_timer is not None:
+            self._queue_timer.cancel()
         if self._asking is not None:
             self._asking.cancel()
         if self._sequence is not None and self._part is not None:
@@ -242,6 +252,21 @@ class Placement(Generic[C]):
     def _watch_deadline(self) -> None:
         if self._deadline is not None and self._deadline_timer is None:
             self._deadline_timer = self._loop.call_at(self._deadline, self._on_deadline)
+
+    def _bound_wait(self) -> None:
+        """A held request waits no longer than it wants to itself: this is its queue before that of Triton."""
+        timeout = self._own_timeout()
+        if timeout:
+            if self._queue_timer is not None:
+                self._queue_timer.cancel()
+            self._queue_timer = self._loop.call_at(self._arrived + timeout / 1e6, self._on_own_timeout, timeout)
+
+    def _on_own_timeout(self, timeout: int) -> None:
+        if self._hold is not None and not self._hold.future.done():
+            self._held_seconds = self._loop.time() - self._arrived
+            message = f"the request's timeout of {timeout} us passed while it was held for pool '{self._pool.name}'"
+            retry_after = self._pool.retry_after_seconds
+            self.fail(TidegateError(ErrorKind.QUEUE_TIMEOUT, message, retry_after_seconds=retry_after))
 
     def _expired(self) -> bool:
         """Whether the deadline has passed; then it has failed with that. Expired work reaches no replica."""

@@ -10,6 +10,7 @@ from gateway.access import Access
 from gateway.ingress.h2_frames import Code
 from gateway.ingress.h2_leg import Leg
 from gateway.ingress.heads import request_head
+from gateway.ingress.json_part import timeout_parameter
 from gateway.ingress.placement import RESEND_LIMIT, Placement
 from gateway.ingress.rpc_calls import (
     OK_HEAD,
@@ -22,15 +23,17 @@ from gateway.ingress.rpc_calls import (
     error_fields,
     status_fields,
 )
-from gateway.ingress.rpc_messages import PREFIX_LENGTH, MessageMeter, framed
-from gateway.ingress.rpc_routes import Routes, Target, stream_error
-from gateway.ingress.rpc_sequences import StreamSequences, leaving_error, sequence_of
+from gateway.ingress.rpc_messages import PREFIX_LENGTH, FirstMessage, MessageMeter, framed
+from gateway.ingress.rpc_routes import PREFIX_LIMIT, Routes, Target, stream_error
+from gateway.ingress.rpc_sequences import StreamSequences, leaving_error, parameters_in, sequence_of
 from gateway.ingress.rpc_upstream import UpstreamConnection, Upstreams
 from wire.errors import ErrorKind, TidegateError
 
 #: Up to this size, and in so many pieces, what was sent is kept until there is an answer, to send it again. Bytes.
 _REPLAY_LIMIT = 65536
 _REPLAY_PIECES = 256
+#: The loop's clock moves in steps of this size: a call sent on in the same one has its whole deadline left. Seconds.
+_CLOCK_SECONDS = 0.001
 #: A replica that gives up this close to the deadline does so because of it. Seconds.
 _DEADLINE_SLACK = 0.05
 #: gRPC statuses that callers make of a reset stream; of other codes they make INTERNAL.
@@ -129,6 +132,8 @@ class RpcStream(Placement[UpstreamConnection]):
                 self._pend(data)
                 if self._target is None:
                     self._choose()
+                elif self._hold is not None and len(self._pending) < PREFIX_LIMIT:
+                    self._bound_wait()
             return
         if self._leaving:
             size = self._meter.until_boundary(data)
@@ -290,10 +295,19 @@ class RpcStream(Placement[UpstreamConnection]):
 
     # -- to the replica -----------------------------------------------------------------------------------
 
+    def _own_timeout(self) -> int | None:
+        method, pending = self._call.method, self._pending
+        if method is None or not method.has_parameters or not (b"timeout" in pending or pending[:1] == b"\1"):
+            return None
+        parameters = parameters_in(FirstMessage(bytes(pending), self._call.encoding, last=False), enough=True)
+        return None if parameters is None else timeout_parameter(parameters)
+
     def _send_on(self, connection: UpstreamConnection) -> None:
         block = self._call.block
-        if self._deadline is not None and (self._held_seconds > 0 or self._resent):
-            block = self._call.block_with(self._deadline - self._loop.time())
+        if self._deadline is not None:
+            now = self._loop.time()
+            if now - self._arrived > _CLOCK_SECONDS:
+                block = self._call.block_with(self._deadline - now)
         self._up = up = connection.open(self, block)
         if self._pool.sequences.models and self._call.method is not None and self._call.method.kind is Kind.STREAM:
             self._sort_messages(connection.replica_id)

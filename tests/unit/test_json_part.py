@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.ingress.http_wire import read_request
-from gateway.ingress.json_part import PART_LIMIT, JsonPart, members, sequence_of
+from gateway.ingress.json_part import PART_LIMIT, JsonPart, may_name, members, sequence_of, timeout_of
 from gateway.routing.sequences import SequencePart
 
 VALUES = st.recursive(
@@ -121,3 +121,25 @@ def test_without_a_length_the_whole_body_is_json_up_to_a_limit() -> None:
 )
 def test_the_sequence_of_a_request(text: str, part: SequencePart | None) -> None:
     assert sequence_of(text.encode(), "seq") == part
+
+
+@pytest.mark.parametrize(
+    ("parameters", "timeout"),
+    [({"timeout": 5}, 5), ({"timeout": 0}, None), ({"timeout": -1}, None), ({"timeout": "5"}, None), ([5], None)],
+)
+def test_the_timeout_of_a_request(parameters: Any, timeout: int | None) -> None:
+    assert timeout_of(json.dumps({"inputs": [{"timeout": 9}], "parameters": parameters}).encode()) == timeout
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "may"),
+    [
+        ("Content-Length: 9", b'{"timeout":1}', True),
+        ("Content-Length: 9", b'{"time":1}', False),
+        ("Content-Length: 9\r\nContent-Encoding: gzip", b"", True),
+        ("Transfer-Encoding: chunked", b"", True),
+    ],
+)
+def test_a_quick_look_spares_most_requests_another(header: str, body: bytes, may: bool) -> None:
+    found = read_request(head(header), 65536)
+    assert found is not None and may_name(b"timeout", found[0], body) == may
