@@ -8,7 +8,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
 from hypothesis import settings
 
-from tests.triton import echo_repository, vision_repository
+from tests.triton import echo_repository, mixed_triton, vision_repository
 from tests.valkey import store, valkey
 
 # The same examples every time, however slow the machine is. Looking for new ones: --hypothesis-profile=fuzz
@@ -16,4 +16,4 @@ settings.register_profile("repeatable", deadline=None, derandomize=True, databas
 settings.register_profile("fuzz", deadline=None, max_examples=20_000)
 settings.load_profile("repeatable")
 
-__all__ = ["echo_repository", "store", "valkey", "vision_repository"]
+__all__ = ["echo_repository", "mixed_triton", "store", "valkey", "vision_repository"]

@@ -4,6 +4,8 @@
 ``write_model``         adds a small Python-backed model to a repository: an echo that can be slow, fail or crash
 ``echo_repository``     (session fixture) a repository with ``ident`` (FP32 [-1]), ``slow`` (the same, 1.5 s a request)
                         and ``batched`` (FP32 [16], dynamic batching)
+``mixed_triton``        (session fixture) addresses of a Triton with all of tests/triton_models: every data type, errors
+                        on demand, versions, batches, decoupled answers, sequences, an ensemble
 ``running_triton``      a Triton of this process, without an agent:
                             async with running_triton(repository, ["ident"]) as addresses: ...
 ``ReplicaProcess``      an agent in a process of its own, with its lease to look at:
@@ -19,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,35 @@ async def running_triton(
         await server.answers()
         triton = Triton(server.addresses)
         await asyncio.gather(*(triton.load(model) for model in models))
+        yield server.addresses
+    finally:
+        server.kill()
+
+
+#: What tests/triton_models holds.
+MIXED_MODELS = ("batched", "decoupled", "ensemble", "probe", "sequence", "types", "versions")
+
+
+@pytest.fixture(scope="session")
+def mixed_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttachAddresses]:
+    """See the module."""
+    folder = tmp_path_factory.mktemp("mixed")
+    # A copy, as Triton's Python writes __pycache__ beside the models.
+    shutil.copytree(ROOT / "tests/triton_models", folder / "models", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "models/ensemble/1").mkdir(exist_ok=True)  # version control keeps no empty folders
+    settings = PoolSettings.model_validate({"models": [{"name": "none"}]})
+    server = LaunchedTriton(
+        repository=folder / "models", run_dir=folder / "run", replica_id="triton", settings=settings
+    )
+
+    async def start() -> None:
+        await server.answers()
+        triton = Triton(server.addresses)
+        await asyncio.gather(*(triton.load(model) for model in MIXED_MODELS if model != "ensemble"))
+        await triton.load("ensemble")
+
+    try:
+        asyncio.run(start())
         yield server.addresses
     finally:
         server.kill()

@@ -11,6 +11,7 @@ UNTIL_CLOSE = -2
 _CHUNK_LINE_LIMIT = 4096
 #: Most trailers after the last chunk. Bytes.
 _TRAILER_LIMIT = 16384
+_LAST_CHUNK = b"0\r\n\r\n"
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
 _HEX_LIMIT = 15
 
@@ -100,7 +101,10 @@ class RequestBody:
         return 0 if self.complete else None if self._scanner is not None else self._left
 
     def split(self, data: bytes) -> tuple[bytes, bytes]:
-        """The part of ``data`` that belongs to this body, and what comes after it.
+        """The part of ``data`` that belongs to this body, as it is sent on, and what comes after it.
+
+        A chunked body is framed anew: Triton 2.51 hangs up on the extensions of a chunk, answers a request with
+        trailers and then hangs up, and nobody downstream has to read a stranger's framing.
 
         Raises:
             TidegateError: BAD_REQUEST, TOO_LARGE. The end of this body cannot be found any more.
@@ -110,16 +114,19 @@ class RequestBody:
             self._left -= size
             self.complete = not self._left
             return (data, b"") if size == len(data) else (data[:size], data[size:])
+        pieces: list[bytes] = []
         try:
-            end = self._scanner.feed(data)
+            end = self._scanner.feed(data, pieces)
         except MalformedError as error:
             raise TidegateError(ErrorKind.BAD_REQUEST, str(error)) from None
         if self._scanner.body_bytes > self._limit:
             raise too_large(self._limit)
+        content = b"".join(pieces)
+        framed = b"%x\r\n%b\r\n" % (len(content), content) if content else b""
         if end < 0:
-            return data, b""
+            return framed, b""
         self.complete = True
-        return data[:end], data[end:]
+        return framed + _LAST_CHUNK, data[end:]
 
 
 def too_large(limit_bytes: int) -> TidegateError:

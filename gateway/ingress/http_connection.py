@@ -284,14 +284,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _answer(self, answer: OwnAnswer, *, keep_alive: bool) -> None:
         status, headers, body = answer
-        request = self._request
-        connection: bytes | None = None
-        if not keep_alive:
-            connection = b"close"
-        elif request is not None and request.http_1_0:
-            connection = b"keep-alive"
-        head_only = request is not None and request.method == b"HEAD"
-        self._transport.write(render_answer(status, headers, body, connection=connection, head_only=head_only))
+        self._transport.write(render_answer(status, headers, body, self._request, keep_alive=keep_alive))
         if not keep_alive:
             self._close(linger=True)
 

@@ -172,7 +172,7 @@ class HttpDoor:
         try:
             return self._pools.pool_of(asked.model)
         except TidegateError:
-            if asked.endpoint in (Endpoint.MODEL_READY, Endpoint.MODEL_STATS):
+            if asked.endpoint in (Endpoint.MODEL_READY, Endpoint.MODEL_STATS, Endpoint.SETTINGS):
                 return None
             raise
 
@@ -187,6 +187,8 @@ class HttpDoor:
 def _unknown_model(asked: Route) -> OwnAnswer:
     if asked.endpoint is Endpoint.MODEL_STATS:
         return 400, _JSON, error_body(f"requested model '{asked.model}' is not available")
+    if asked.endpoint is Endpoint.SETTINGS:
+        return 400, _JSON, error_body(f"Request for unknown model : {asked.model}")
     return _NOT_READY
 
 

@@ -260,8 +260,7 @@ class Exchange(Placement[UpstreamConnection]):
         self._keep_alive = request.keep_alive and head.keep_alive and self._caller.may_stay and not ends_with_connection
         if self._keep_alive and not request.http_1_0:
             return head.raw
-        dechunked = request.http_1_0 and head.body_bytes == CHUNKED
-        return head.with_connection(b"keep-alive" if self._keep_alive else b"close", dechunked=dechunked)
+        return head.for_caller(http_1_0=request.http_1_0, keep_alive=self._keep_alive)
 
     def on_answer_body(self, body: bytes, *, done: bool) -> None:
         if body:

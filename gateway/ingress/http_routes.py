@@ -84,8 +84,9 @@ def route(target: bytes) -> Route | None:
 def path_of(target: bytes) -> bytes:
     """The path of a request target: without its query and, as some callers address a proxy, scheme and host."""
     path = target.partition(b"?")[0]
-    if path.startswith(b"http://"):
-        path = b"/" + path[len(b"http://") :].partition(b"/")[2]
+    if not path.startswith(b"/"):
+        scheme, _, rest = path.partition(b"://")
+        path = b"/" + rest.partition(b"/")[2] if scheme.isalpha() and rest else path
     return path
 
 

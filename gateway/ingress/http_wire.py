@@ -12,6 +12,10 @@ from gateway.access import is_own_key
 from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE, MalformedError
 from wire.membership import CLASS_HEADER, JOB_HEADER, TIMEOUT_HEADER
 
+_HTTP_1_0 = b"HTTP/1.0"
+_PLAIN_TEXT = b"Content-Type: text/plain"
+#: Where Triton's words for a status are not the usual ones.
+_PHRASES = {405: b"Not Allowed"}
 _END_OF_HEAD = b"\r\n\r\n"
 _JOB = JOB_HEADER.lower().encode()
 _TIMEOUT = TIMEOUT_HEADER.lower().encode()
@@ -92,7 +96,7 @@ class RequestParser:
             return None
         # httptools also reads requests of protocols that look like HTTP.
         version = buffer[: buffer.find(b"\r\n")].rpartition(b" ")[2]
-        if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+        if version not in (b"HTTP/1.1", _HTTP_1_0):
             raise MalformedError("malformed HTTP request: only HTTP/1.1 and HTTP/1.0 are spoken here")
         return Request(self._parser.get_method(), self._target, version, self._headers), buffer[length:]
 
@@ -135,7 +139,7 @@ class Request:
     def __init__(self, method: bytes, target: bytes, version: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         self.method = method
         self.target = target
-        self.http_1_0 = version == b"HTTP/1.0"
+        self.http_1_0 = version == _HTTP_1_0
         self.keep_alive = not self.http_1_0
         self.body_bytes = 0
         self.expectation = b""
@@ -225,22 +229,33 @@ class AnswerHead:
             tokens = [token.strip() for token in value.lower().split(b",")]
             self.keep_alive = b"close" not in tokens and (self.keep_alive or b"keep-alive" in tokens)
 
-    def with_connection(self, token: bytes, *, dechunked: bool) -> bytes:
-        """The head with ``Connection: <token>``, and without its Transfer-Encoding where the body loses it too."""
+    def for_caller(self, *, http_1_0: bool, keep_alive: bool) -> bytes:
+        """The head for a caller whose connection lives on, or not, otherwise than HTTP/1.1 expects; one of HTTP/1.0
+        does not know chunks."""
+        dechunked = http_1_0 and self.body_bytes == CHUNKED
         dropped = (b"connection:", b"keep-alive:") + ((b"transfer-encoding:",) if dechunked else ())
         lines = [line for line in self.raw[:-4].split(b"\r\n") if not line.lower().startswith(dropped)]
-        return b"\r\n".join((*lines, b"Connection: " + token, b"", b""))
+        if http_1_0:
+            lines[0] = _HTTP_1_0 + lines[0][len(_HTTP_1_0) :]
+        if keep_alive or not http_1_0:
+            lines.append(b"Connection: keep-alive" if keep_alive else b"Connection: close")
+        return b"\r\n".join((*lines, b"", b""))
 
 
 def render_answer(
-    status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, connection: bytes | None, head_only: bool
+    status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, request: Request | None, *, keep_alive: bool
 ) -> bytes:
-    """An answer of our own; ``connection`` is the value of its Connection header, ``head_only`` for HEAD."""
-    lines = [b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())]
-    lines += [b"%b: %b" % header for header in headers]
-    lines.append(b"Content-Length: %d" % len(body))
-    if connection is not None:
-        lines.append(b"Connection: " + connection)
+    """An answer of our own to ``request`` (None: one that could not be read), with its headers in Triton's order."""
+    http_1_0 = request is not None and request.http_1_0
+    phrase = _PHRASES.get(status) or HTTPStatus(status).phrase.encode()
+    lines = [b"%b %d %b" % (_HTTP_1_0 if http_1_0 else b"HTTP/1.1", status, phrase)]
+    length = b"Content-Length: %d" % len(body)
+    described = [b"%b: %b" % header for header in headers]
+    # The type that Triton falls back on is written last.
+    lines += [length, *described] if _PLAIN_TEXT in described else [*described, length]
+    if keep_alive == http_1_0:
+        lines.append(b"Connection: keep-alive" if keep_alive else b"Connection: close")
+    head_only = request is not None and request.method == b"HEAD"
     return b"\r\n".join((*lines, b"", b"" if head_only else body))
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE, ChunkScanner, MalformedError
+from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE, ChunkScanner, MalformedError, RequestBody
 from gateway.ingress.http_routes import Endpoint, route
 from gateway.ingress.http_wire import (
     AnswerHead,
@@ -129,10 +129,25 @@ def test_answers_that_cannot_be_trusted(lines: str) -> None:
 
 def test_an_answer_is_changed_only_where_the_connection_is_named() -> None:
     head = answer("HTTP/1.1 200 Fine\nA: b\nconnection: keep-alive\nTransfer-Encoding: chunked\nC: d")
-    assert head.with_connection(b"close", dechunked=False) == (
+    assert head.for_caller(http_1_0=False, keep_alive=False) == (
         b"HTTP/1.1 200 Fine\r\nA: b\r\nTransfer-Encoding: chunked\r\nC: d\r\nConnection: close\r\n\r\n"
     )
-    assert b"chunked" not in head.with_connection(b"close", dechunked=True)
+    assert head.for_caller(http_1_0=True, keep_alive=False) == b"HTTP/1.0 200 Fine\r\nA: b\r\nC: d\r\n\r\n"
+    assert head.for_caller(http_1_0=True, keep_alive=True).endswith(b"C: d\r\nConnection: keep-alive\r\n\r\n")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+def test_a_chunked_body_goes_on_without_extensions_and_trailers(size: int) -> None:
+    raw = b"5;x=y\r\nhello\r\n00a ; z\r\n0123456789\r\n000;q\r\nTrailer: 1\r\n\r\nGET"
+    body, sent, rest = RequestBody(CHUNKED, 1000), b"", b""
+    for at in range(0, len(raw), size):
+        piece = raw[at : at + size]
+        part, more = (b"", piece) if body.complete else body.split(piece)
+        sent, rest = sent + part, rest + more
+    pieces: list[bytes] = []
+    assert ChunkScanner().feed(sent, pieces) == len(sent)
+    assert (b"".join(pieces), rest) == (b"hello0123456789", b"GET")
+    assert b";" not in sent and b"Trailer" not in sent
 
 
 def test_the_end_of_a_chunked_body_is_found_wherever_it_is_cut() -> None:
@@ -180,9 +195,17 @@ def test_chunked_bodies_that_two_readers_could_read_differently_are_refused(body
 
 def test_an_answer_of_our_own() -> None:
     headers = [(b"A", b"b")]
-    raw = render_answer(503, headers, b"{}", connection=b"close", head_only=False)
+    raw = render_answer(503, headers, b"{}", None, keep_alive=False)
     assert raw == b"HTTP/1.1 503 Service Unavailable\r\nA: b\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
-    assert render_answer(200, [], b"{}", connection=None, head_only=True).endswith(b"Content-Length: 2\r\n\r\n")
+    asked = read(b"HEAD / HTTP/1.0\r\n\r\n")
+    assert (
+        render_answer(405, [], b"{}", asked, keep_alive=False)
+        == b"HTTP/1.0 405 Not Allowed\r\nContent-Length: 2\r\n\r\n"
+    )
+    text = [(b"Content-Type", b"text/plain")]
+    assert render_answer(200, text, b"", asked, keep_alive=True).endswith(
+        b"Content-Length: 0\r\nContent-Type: text/plain\r\nConnection: keep-alive\r\n\r\n"
+    )
 
 
 @pytest.mark.parametrize(
