@@ -20,14 +20,8 @@ def slowly(seconds: float) -> Reply:
 
 async def test_classes_share_slots_by_weight_and_the_header_ends_here() -> None:
     """A declared class, and a job: both are batch."""
-    async with (
-        Upstream(lambda _: slowly(0.005)) as upstream,
-        running_door(upstream.lease(), max_in_flight_per_replica=1, interactive_weight=3.0) as door,
-    ):
+    async with Upstream() as upstream, running_door(max_in_flight_per_replica=1, interactive_weight=3.0) as door:
         kinds = {"declared": "tidegate-class: batch", "job": "tidegate-job: 7", "plain": "tidegate-class: interactive"}
-        first = asyncio.create_task(ask(door.port, post(INFER, b"first")))
-        while not door.pool.in_flight:
-            await asyncio.sleep(0.001)
         callers = [
             asyncio.create_task(ask(door.port, post(INFER, kind.encode(), header)))
             for kind, header in kinds.items()
@@ -35,10 +29,10 @@ async def test_classes_share_slots_by_weight_and_the_header_ends_here() -> None:
         ]
         while door.pool.held < len(callers):
             await asyncio.sleep(0.001)
-        answers: list[Answer] = [await first, *await asyncio.gather(*callers)]
+        door.pool.update([upstream.lease()])
+        answers: list[Answer] = await asyncio.gather(*callers)
     assert {answer.status for answer in answers} == {200}
-    bodies = [seen.body for seen in upstream.seen][1:]
-    assert bodies[:8].count(b"plain") == 6
+    assert [seen.body for seen in upstream.seen][:8].count(b"plain") == 6
     assert all(seen.header("tidegate-class") is None for seen in upstream.seen)
 
 
