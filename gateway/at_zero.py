@@ -10,7 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Protocol
 
-from gateway.ingress.protobuf import bytes_field, first_string, nested_field
+from gateway.ingress.protobuf import first_string
+from gateway.pool_wide import merging
+from gateway.pool_wide.messages import message
+from gateway.pool_wide.operations import Operation
 from gateway.routing.pool import Pool
 from wire.membership import Catalogue, ModelCatalogue
 
@@ -41,7 +44,7 @@ class AtZero:
         """Status, headers and body for ``GET`` of server metadata, model metadata, config and readiness and ``POST`` of
         the repository index."""
         if _INDEX.match(path):
-            return (200, _JSON, self._index_http()) if method == "POST" else None
+            return (200, _JSON, _written(self._index())) if method == "POST" else None
         if method != "GET":
             return None
         if path == "/v2":
@@ -60,16 +63,16 @@ class AtZero:
         body = known.config_http if what == "/config" else known.metadata_http
         return 200, _JSON, body.encode()
 
-    def grpc(self, method: str, message: bytes) -> bytes | None:
-        """The serialised response of ``method`` (its bare name, e.g. ``ModelMetadata``) to the request ``message``."""
+    def grpc(self, method: str, request: bytes) -> bytes | None:
+        """The serialised response of ``method`` (its bare name, e.g. ``ModelMetadata``) to ``request``."""
         if method == "ServerMetadata":
             catalogue = self._any_catalogue()
             return None if catalogue is None else base64.b64decode(catalogue.server_metadata_grpc)
         if method == "RepositoryIndex":
-            return b"".join(nested_field(1, bytes_field(1, name) + bytes_field(3, b"READY")) for name in self._names())
+            return message(Operation.INDEX, method, self._index())
         if method not in ("ModelReady", "ModelMetadata", "ModelConfig"):
             return None
-        model, version = first_string(message, 1) or "", first_string(message, 2) or ""
+        model, version = first_string(request, 1) or "", first_string(request, 2) or ""
         served = self.serves(model, version)
         if method == "ModelReady":
             return None if served is None else b"\x08\x01" if served else b""
@@ -80,7 +83,7 @@ class AtZero:
 
     def serves(self, model: str, version: str) -> bool | None:
         """Whether a version ("" = any) of the model can be served once its pool is awake; None when unknown."""
-        if not any(model in pool.settings.model_names for pool in self._router.pools.values()):
+        if not any(model in pool.model_names for pool in self._router.pools.values()):
             return False
         if not version:
             return True
@@ -97,10 +100,15 @@ class AtZero:
     def _any_catalogue(self) -> Catalogue | None:
         return next((pool.catalogue for pool in self._router.pools.values() if pool.catalogue is not None), None)
 
-    def _names(self) -> list[bytes]:
-        names = {name for pool in self._router.pools.values() for name in pool.settings.model_names}
-        return [name.encode() for name in sorted(names)]
+    def index(self, pool: Pool) -> list[dict[str, str]]:
+        """The models of a pool as a repository index: what can be served counts as ready."""
+        ready = [{"name": name, "state": "READY"} for name in pool.model_names]
+        gone = [{"name": name, "state": "UNAVAILABLE", "reason": "unloaded"} for name in pool.unloaded]
+        return sorted(ready + gone, key=lambda entry: entry["name"])
 
-    def _index_http(self) -> bytes:
-        index = [{"name": name.decode(), "state": "READY"} for name in self._names()]
-        return json.dumps(index, separators=(",", ":")).encode()
+    def _index(self) -> list[dict[str, str]]:
+        return merging.index(self.index(pool) for pool in self._router.pools.values())
+
+
+def _written(index: list[dict[str, str]]) -> bytes:
+    return json.dumps(index, separators=(",", ":")).encode()

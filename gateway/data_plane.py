@@ -18,10 +18,12 @@ import uvloop
 from gateway.at_zero import AtZero
 from gateway.ingress.http_door import HttpDoor
 from gateway.ingress.rpc_door import GrpcDoor
+from gateway.pool_wide.service import PoolWide
 from gateway.ports import PortTakenError
 from gateway.routing.router import Router
 from gateway.settings import InstanceSettings
 from gateway.telemetry import MetricsListener, Telemetry
+from stores.changes import ChangeStore
 from stores.membership import CatalogueStore, GatewayDirectory, ReplicaDirectory
 from stores.scaling import Activations
 from stores.sequences import SequencePlaces
@@ -48,6 +50,7 @@ class DataPlane:
             replicas=ReplicaDirectory(self._store),
             gateways=GatewayDirectory(self._store),
             catalogues=CatalogueStore(self._store),
+            changes=ChangeStore(self._store),
             activations=Activations(self._store),
             identity=GatewayReport(
                 instance=instance,
@@ -60,8 +63,15 @@ class DataPlane:
         telemetry = Telemetry(instance)
         telemetry.watch(self._router)
         at_zero = AtZero(self._router)
-        self._http = HttpDoor(self._router, gateway, at_zero, telemetry)
-        self._grpc = GrpcDoor(self._router, gateway, at_zero, telemetry)
+        self._pool_wide = PoolWide(
+            self._router,
+            ChangeStore(self._store),
+            at_zero,
+            host=gateway.host,
+            operator_endpoints=gateway.operator_endpoints,
+        )
+        self._http = HttpDoor(self._router, gateway, at_zero, telemetry, self._pool_wide)
+        self._grpc = GrpcDoor(self._router, gateway, at_zero, telemetry, self._pool_wide)
         self._metrics = MetricsListener(telemetry)
         self._following: asyncio.Task[None] | None = None
 
@@ -113,6 +123,7 @@ class DataPlane:
 
     async def _close_doors(self, limit_seconds: float) -> None:
         await asyncio.gather(self._http.drain(limit_seconds), self._grpc.drain(limit_seconds))
+        self._pool_wide.close()
 
 
 class DataPlaneThread:

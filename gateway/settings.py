@@ -80,6 +80,8 @@ class GatewaySettings(SettingsModel):
     body_stall_seconds: float = Field(default=10.0, gt=0)
     """A body (HTTP) that comes at less than a kibibyte per second for this long is refused; a caller who for this long
     reads nothing of an answer is cut off. Time in which he is not read, or held, does not count. Unit: seconds."""
+    operator_endpoints: bool = True
+    """Whether repository, trace and log settings and shared memory are served on the data plane; else 501."""
     drain_limit_seconds: float = Field(default=30.0, ge=0)
     """Longest wait for requests to finish when an instance leaves. Unit: seconds."""
     tls: TlsSettings = TlsSettings()

@@ -7,14 +7,16 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replicas import leftovers, sockets
 from replicas.addresses import AttachAddresses, port_of
 from replicas.catalogue import publish_catalogue
+from replicas.changes import ChangeFollower
 from replicas.drain import StopRequests, wait_until_idle
 from replicas.lease import LeaseKeeper
 from replicas.repository import RepositoryError, check_model, load_failure
@@ -67,7 +69,7 @@ async def run_replica(
     lease = LeaseKeeper(store, first, settings.replica.lease_seconds)
     replica = _Replica(pool, settings, repository, run_dir, lease, stop)
     keeping = asyncio.create_task(lease.keep())
-    keeping.add_done_callback(lambda task: _leave_unless_cancelled(task, stop))
+    keeping.add_done_callback(lambda task: _leave_unless_cancelled(task, stop, "its lease can no longer be kept"))
     try:
         return await replica.live(replica_id, attach)
     finally:
@@ -90,6 +92,8 @@ class _Replica:
         self._lease, self._stop = lease, stop
         self._models = [model.name for model in settings.models if model.load is LoadMode.PRELOAD]
         self._stages: list[StartStage] = []
+        self._changes: ChangeFollower
+        self._catalogue: asyncio.Task[None] | None = None
 
     async def live(self, replica_id: str, attach: AttachAddresses | None) -> int:
         try:
@@ -158,7 +162,18 @@ class _Replica:
             raise StartFailed(f"not ready within {limit:g} s; it was still waiting for {waited}") from error
         except (CannotLaunch, TritonEnded) as error:
             raise StartFailed(str(error)) from error
-        self._lease.change(state=ReplicaState.READY, models=tuple(self._models), waiting_for=None)
+        self._changes = ChangeFollower(
+            self._pool,
+            self._lease.lease.id,
+            Triton(server.addresses),
+            self._lease.store,
+            models=self._models,
+            limit_seconds=limit,
+            tell=partial(self._tell_models, server),
+        )
+        self._lease.change(waiting_for="what operators have changed")
+        await self._changes.catch_up()
+        self._lease.change(state=ReplicaState.READY, models=tuple(self._changes.models), waiting_for=None)
         _log.info("ready: %s", ", ".join(f"{stage.name} {stage.seconds:.2f} s" for stage in self._stages))
 
     async def _warm(self, server: TritonServer) -> None:
@@ -208,8 +223,10 @@ class _Replica:
 
     async def _serve(self, server: TritonServer) -> Fault | None:
         """Serve until asked to leave (None) or Triton is gone, broken or hangs (the fault)."""
-        catalogue = asyncio.create_task(
-            publish_catalogue(Triton(server.addresses), self._lease.store, self._pool, self._models)
+        self._publish(server, self._changes.models)
+        following = asyncio.create_task(self._changes.follow())
+        following.add_done_callback(
+            lambda task: _leave_unless_cancelled(task, self._stop, "changes can no longer be followed")
         )
         ended, asked = asyncio.create_task(server.ended()), asyncio.create_task(self._stop.asked.wait())
         watching = asyncio.create_task(watch(server, self._tell_hung))
@@ -219,9 +236,25 @@ class _Replica:
                 return Fault(ended.result(), can_drain=False)
             return None if asked.done() else watching.result()
         finally:
-            for task in (catalogue, ended, asked, watching):
+            tasks = [task for task in (self._catalogue, following, ended, asked, watching) if task is not None]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(catalogue, ended, asked, watching, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _publish(self, server: TritonServer, models: Collection[str]) -> None:
+        if self._catalogue is not None:
+            self._catalogue.cancel()
+        self._catalogue = asyncio.create_task(
+            publish_catalogue(Triton(server.addresses), self._lease.store, self._pool, list(models))
+        )
+
+    async def _tell_models(self, server: TritonServer, models: Collection[str]) -> None:
+        """Other models can be served than before: say so, if the replica is in service yet."""
+        if self._catalogue is None:
+            return
+        self._lease.change(models=tuple(models))
+        self._publish(server, models)
+        await self._lease.written(_ANNOUNCE_SECONDS)
 
     def _tell_hung(self, sentence: str | None) -> None:
         """While Triton hangs the replica is WARMING: gateways send it nothing, and for the autoscaler it still is
@@ -287,8 +320,9 @@ def _shown(addresses: AttachAddresses) -> dict[str, str | None]:
     return {"http_address": addresses.http, "grpc_address": addresses.grpc, "metrics_address": addresses.metrics}
 
 
-def _leave_unless_cancelled(keeping: "asyncio.Task[None]", stop: StopRequests) -> None:
-    """A replica that cannot keep its lease for a fault of ours would serve unseen: better it leaves."""
-    if not keeping.cancelled():
-        _log.error("the lease can no longer be kept", exc_info=keeping.exception())
-        stop.ask("its lease can no longer be kept")
+def _leave_unless_cancelled(task: "asyncio.Task[None]", stop: StopRequests, reason: str) -> None:
+    """A replica that cannot keep its lease for a fault of ours would serve unseen, one that makes no changes would
+    serve something else than the others: better it leaves."""
+    if not task.cancelled():
+        _log.error(reason, exc_info=task.exception())
+        stop.ask(reason)

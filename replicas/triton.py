@@ -7,11 +7,12 @@ half a second of it; gRPC is imported only when somebody asks for :meth:`Triton.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from replicas.addresses import AttachAddresses
+from wire.changes import Call, CallAnswer, CallProtocol
 
 _SERVICE = "/inference.GRPCInferenceService/"
 
@@ -34,6 +35,7 @@ class Answer:
 
     status: int
     body: bytes
+    content_type: str | None
 
 
 class Triton:
@@ -115,6 +117,42 @@ class Triton:
         except grpc.aio.AioRpcError as error:
             raise TritonUnreachable(f"gRPC at {self.addresses.grpc}: {error.details()}") from error
 
+    async def pass_on(self, call: Call, replica: str, limit_seconds: float) -> CallAnswer:
+        """Triton's answer to an operator's call, whatever it is; ``replica`` is who says so."""
+        try:
+            if call.protocol is CallProtocol.HTTP:
+                answer = await self._call("POST", call.target, call.body, limit_seconds)
+                return CallAnswer(
+                    replica=replica, status=answer.status, content_type=answer.content_type, body=answer.body
+                )
+            status, details, message = await self._grpc_call(call.target, call.body, limit_seconds)
+        except TritonUnreachable as error:
+            return CallAnswer(replica=replica, status=0, unreachable=str(error))
+        return CallAnswer(replica=replica, status=status, details=details, body=message)
+
+    async def _grpc_call(self, rpc: str, message: bytes, limit_seconds: float) -> tuple[int, str, bytes]:
+        """Status, its words, and the serialised answer if the status is OK."""
+        import grpc
+        import grpc.aio
+
+        options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        try:
+            async with grpc.aio.insecure_channel(self.addresses.grpc, options=options) as channel:
+                return 0, "", bytes(await channel.unary_unary(_SERVICE + rpc)(message, timeout=limit_seconds))
+        except grpc.aio.AioRpcError as error:
+            ours = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if ours or not await self.live():
+                raise TritonUnreachable(f"gRPC at {self.addresses.grpc}: {error.details()}") from error
+            return error.code().value[0], error.details() or "", b""
+
+    async def ready_models(self, known: Iterable[str]) -> list[str]:
+        """The models that can serve: those of the index that are ready, and those of ``known`` that say so, for one
+        that was loaded with files of its own is not in the index."""
+        index = await self.index()
+        listed = {entry["name"] for entry in index}
+        ready = {entry["name"] for entry in index if entry.get("state") == "READY"}
+        return sorted(ready | {model for model in set(known) - listed if await self.model_ready(model)})
+
     async def _ok(self, method: str, path: str, body: bytes = b"", limit_seconds: float | None = None) -> bytes:
         answer = await self._call(method, path, body, limit_seconds)
         if answer.status == 200:
@@ -156,7 +194,8 @@ async def _exchange(address: str, method: str, path: str, body: bytes) -> Answer
         status = int(lines[0].split(" ")[1])
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
         length = headers.get("content-length")
-        return Answer(status, await reader.read() if length is None else await reader.readexactly(int(length)))
+        content = await reader.read() if length is None else await reader.readexactly(int(length))
+        return Answer(status, content, headers.get("content-type"))
     except IndexError as error:
         raise ValueError("the answer is not HTTP") from error
     finally:

@@ -13,6 +13,7 @@ from typing import Protocol, cast
 from gateway.ingress.callers import Callers
 from gateway.ingress.http_body import MalformedError, RequestBody
 from gateway.ingress.http_exchange import Exchange
+from gateway.ingress.http_operation import HttpOperation
 from gateway.ingress.http_wire import (
     Request,
     RequestParser,
@@ -46,7 +47,7 @@ class Service(Protocol):
     body_limit_bytes: int
     callers: "Callers[ClientConnection]"
 
-    def begin(self, request: Request, caller: "ClientConnection") -> Exchange | OwnAnswer:
+    def begin(self, request: Request, caller: "ClientConnection") -> Exchange | HttpOperation | OwnAnswer:
         """Decide on a request: an exchange that is not started yet, or the answer. Raises TidegateError."""
 
     def count(
@@ -84,7 +85,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, service: Service) -> None:
         self._service = service
         self._loop = asyncio.get_running_loop()
-        self._exchange: Exchange | None = None
+        self._exchange: Exchange | HttpOperation | None = None
         self._parser: RequestParser | None = None
         self._body: RequestBody | None = None  # while it is still coming
         self._rest = b""
@@ -171,7 +172,7 @@ class ClientConnection(asyncio.Protocol):
         self._body = RequestBody(request.body_bytes, self._service.body_limit_bytes) if request.body_bytes else None
         try:
             decided = self._service.begin(request, self)
-            if isinstance(decided, Exchange):
+            if not isinstance(decided, tuple):
                 self._exchange = decided
                 body, rest = self._split(data) if self._body is not None else (b"", data)
                 decided.start(body, complete=self._body is None)
@@ -329,7 +330,7 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._close(linger=False)
 
-    def _look_at_pace(self, exchange: Exchange, now: float, stall_seconds: float) -> None:
+    def _look_at_pace(self, exchange: Exchange | HttpOperation, now: float, stall_seconds: float) -> None:
         """A caller who hardly sends his body, or hardly reads his answer, must not keep a slot from others."""
         if self.write_paused:
             read_bytes = self._written_bytes - self._transport.get_write_buffer_size()

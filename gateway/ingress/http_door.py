@@ -15,9 +15,12 @@ from gateway.ingress.heads import request_head
 from gateway.ingress.http_body import too_large
 from gateway.ingress.http_connection import ClientConnection, OwnAnswer
 from gateway.ingress.http_exchange import Exchange
-from gateway.ingress.http_routes import OPERATORS, Endpoint, Route, path_of, route
+from gateway.ingress.http_operation import HttpOperation
+from gateway.ingress.http_routes import Endpoint, Route, path_of, route
 from gateway.ingress.http_wire import Request, error_body
 from gateway.ingress.upstream import Upstreams
+from gateway.pool_wide.operations import Operation
+from gateway.pool_wide.service import PoolWide
 from gateway.routing.pool import Pool
 from gateway.settings import GatewaySettings
 from gateway.telemetry import Observer
@@ -63,8 +66,17 @@ class AtZero(Protocol):
 class HttpDoor:
     """See the module. One instance serves one listening port."""
 
-    def __init__(self, pools: Pools, settings: GatewaySettings, at_zero: AtZero, observer: Observer) -> None:
+    def __init__(
+        self,
+        pools: Pools,
+        settings: GatewaySettings,
+        at_zero: AtZero,
+        observer: Observer,
+        pool_wide: PoolWide | None = None,
+    ) -> None:
+        """Without ``pool_wide``, what concerns all replicas of a pool is refused, or answered by one of them."""
         self._pools = pools
+        self._pool_wide = pool_wide
         self._settings = settings
         self._at_zero = at_zero
         self._observer = observer
@@ -113,15 +125,16 @@ class HttpDoor:
 
     # -- requests -----------------------------------------------------------------------------------------
 
-    def begin(self, request: Request, caller: ClientConnection) -> Exchange | OwnAnswer:
+    def begin(self, request: Request, caller: ClientConnection) -> Exchange | HttpOperation | OwnAnswer:
         """What becomes of a request: an exchange, to be started, or the answer. Raises TidegateError."""
         asked = self._asked(request)
         if asked.endpoint is Endpoint.LIVE or asked.endpoint is Endpoint.READY:
             return _OK
-        self._access.tenant(request.authorization, operator=asked.endpoint in OPERATORS)
-        refusal = _REFUSED.get(asked.endpoint)
-        if refusal is not None:
-            raise TidegateError(ErrorKind.NOT_SUPPORTED, refusal)
+        self._access.tenant(request.authorization, operator=asked.for_operators)
+        if asked.operation is not None:
+            operation = self._operation(request, asked, asked.operation, caller)
+            if operation is not None:
+                return operation
         pool = self._pool_for(asked)
         if pool is None:
             return _unknown_model(asked)
@@ -130,8 +143,8 @@ class HttpDoor:
             if own is not None:
                 return own
         model = asked.model
-        if asked.endpoint is Endpoint.MODEL_READY and not pool.has_ready_replica_for(model):
-            model = None  # any replica may say that it has not got the model: readiness neither waits nor wakes
+        if model in pool.unloaded or asked.endpoint is Endpoint.MODEL_READY:
+            model = _model_that_answers(asked, pool)
         deadline = _deadline(request.timeout_ms, self._loop.time())
         runs_model = asked.endpoint is Endpoint.INFER or asked.endpoint is Endpoint.GENERATE
         head = request_head(pool, model, deadline, job=request.job, slotted=runs_model, declared=request.declared_class)
@@ -163,6 +176,25 @@ class HttpDoor:
             raise TidegateError(ErrorKind.METHOD_NOT_ALLOWED, "Method Not Allowed")
         return asked
 
+    def _operation(
+        self, request: Request, asked: Route, operation: Operation, caller: ClientConnection
+    ) -> HttpOperation | None:
+        """What concerns all replicas of a pool; None where one of them can answer. Raises TidegateError."""
+        pool_wide = self._pool_wide
+        if pool_wide is None:
+            refusal = _REFUSED.get(asked.endpoint)
+            if refusal is not None:
+                raise TidegateError(ErrorKind.NOT_SUPPORTED, refusal)
+            return None
+        pool_wide.check(operation)
+        changes = operation.change is not None and request.method == b"POST"
+        if pool_wide.is_for_one(operation, asked.model, changes=changes):
+            return None
+        deadline = _deadline(request.timeout_ms, self._loop.time())
+        return HttpOperation(
+            request, asked, operation, deadline=deadline, caller=caller, pool_wide=pool_wide, ledger=self
+        )
+
     def _pool_for(self, asked: Route) -> Pool | None:
         """The pool of a model, or None where Triton words its absence in its own way; for the server as a whole
         any pool with a ready replica, else the first."""
@@ -182,6 +214,15 @@ class HttpDoor:
             # Asking whether a model is ready never wakes it. It can be served; of its versions nothing is known.
             return _NOT_READY if asked.versioned else _OK
         return own
+
+
+def _model_that_answers(asked: Route, pool: Pool) -> str | None:
+    """The model that a replica must have to answer; None where any replica may say that it has not got the one asked
+    for: readiness neither waits nor wakes. Raises TidegateError."""
+    model = asked.model
+    if model in pool.unloaded:
+        return pool.who_answers_for(model)
+    return model if pool.has_ready_replica_for(model) else None
 
 
 def _unknown_model(asked: Route) -> OwnAnswer:

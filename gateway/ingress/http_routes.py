@@ -3,9 +3,11 @@
 Paths are compared as they come: like Triton, nothing is percent-decoded, and a query string is ignored.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import lru_cache
+
+from gateway.pool_wide.operations import Operation
 
 
 class Endpoint(Enum):
@@ -28,18 +30,21 @@ class Endpoint(Enum):
     SHARED_MEMORY = auto()
 
 
-#: What changes or watches the server. Where API keys are known, it takes one with an operator's role.
-OPERATORS = frozenset((Endpoint.INDEX, Endpoint.SETTINGS, Endpoint.REPOSITORY_CONTROL, Endpoint.SHARED_MEMORY))
-
-
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One endpoint, the model it names (None: the server as a whole) and the methods it knows."""
+    """One endpoint, the model it names (None: the server as a whole) and the methods it knows; ``operation``: it may
+    concern more than one replica."""
 
     endpoint: Endpoint
     methods: frozenset[bytes]
     model: str | None = None
     versioned: bool = False
+    operation: Operation | None = None
+
+    @property
+    def for_operators(self) -> bool:
+        """Whether it changes or watches the server: where API keys are known, that takes an operator's."""
+        return self.operation is not None and self.operation.for_operators
 
 
 _GET = frozenset((b"GET",))
@@ -92,6 +97,26 @@ def path_of(target: bytes) -> bytes:
 
 def _find(target: bytes) -> Route | None:
     path = path_of(target)
+    found = _endpoint_of(path)
+    if found is None:
+        return None
+    return replace(found, operation=_operation_of(found.endpoint, path.rpartition(b"/")[2]))
+
+
+def _operation_of(endpoint: Endpoint, last: bytes) -> Operation | None:
+    """``last`` is the last part of the path."""
+    if endpoint is Endpoint.REPOSITORY_CONTROL:
+        return Operation.LOAD if last == b"load" else Operation.UNLOAD
+    if endpoint is Endpoint.SETTINGS:
+        return Operation.LOG if last == b"logging" else Operation.TRACE
+    if endpoint is Endpoint.SHARED_MEMORY:
+        return {b"status": Operation.REGIONS, b"register": Operation.REGISTER}.get(last, Operation.UNREGISTER)
+    if endpoint is Endpoint.INDEX:
+        return Operation.INDEX
+    return Operation.STATISTICS if endpoint in (Endpoint.MODEL_STATS, Endpoint.ALL_STATS) else None
+
+
+def _endpoint_of(path: bytes) -> Route | None:
     found = _EXACT.get(path)
     if found is not None:
         return found

@@ -3,7 +3,7 @@
 Tensors are never looked at. In every request message of the protocol that names a model, the name is field 1.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 _LENGTH_DELIMITED = 2
 _LONGEST_VARINT = 10
@@ -124,3 +124,31 @@ def _encode_varint(value: int) -> bytes:
         value >>= 7
     encoded.append(value)
     return bytes(encoded)
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a whole message, one after another: number and value.
+
+    Raises:
+        ValueError: it is no protobuf message.
+    """
+    at = 0
+    try:
+        while at < len(message):
+            tag, at = _varint(message, at)
+            value: int | bytes
+            if tag & 7 == 0:
+                value, at = _varint(message, at)
+            else:
+                length, at = _varint(message, at) if tag & 7 == _LENGTH_DELIMITED else (_FIXED_BYTES[tag & 7], at)
+                if at + length > len(message):
+                    raise IndexError("the message ends within a field")
+                value, at = bytes(message[at : at + length]), at + length
+            yield tag >> 3, value
+    except (IndexError, KeyError):
+        raise ValueError("not a protobuf message") from None
+
+
+def varint_field(number: int, value: int) -> bytes:
+    """An integer or bool field."""
+    return bytes([number << 3]) + _encode_varint(value)

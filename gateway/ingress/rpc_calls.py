@@ -8,6 +8,7 @@ from urllib.parse import quote_from_bytes
 
 from gateway.access import is_own_key
 from gateway.ingress.h2_headers import Fields, check_answer, checked_request, encode
+from gateway.pool_wide.operations import Operation
 from wire.errors import ERROR_KIND_HEADER, TidegateError
 from wire.membership import CLASS_HEADER, JOB_HEADER
 
@@ -24,8 +25,6 @@ _CONTENT_TYPE = (b"content-type", b"application/grpc")
 _OF_HEAD = frozenset((b":status", b"content-type"))
 _JOB = JOB_HEADER.encode()
 _CLASS = CLASS_HEADER.encode()
-
-_OF_OPERATORS = ("Repository", "TraceSetting", "LogSettings", "SystemSharedMemory", "CudaSharedMemory")
 
 UNIMPLEMENTED = 12
 UNKNOWN = 2
@@ -50,11 +49,13 @@ class Method:
     at_zero: bool = False
     """Answered from memory while no replica is ready, so that asking for it does not wake a pool."""
     refusal: str = ""
+    operation: Operation | None = None
+    """It may concern more than one replica."""
 
     @property
-    def operators(self) -> bool:
+    def for_operators(self) -> bool:
         """Whether it changes or watches the server: where API keys are known, that takes an operator's."""
-        return self.name.startswith(_OF_OPERATORS)
+        return self.operation is not None and self.operation.for_operators
 
     @property
     def has_parameters(self) -> bool:
@@ -72,17 +73,21 @@ _ALL = (
     Method("ModelReady", Kind.REPLICA, 1, at_zero=True),
     Method("ModelMetadata", Kind.REPLICA, 1, at_zero=True),
     Method("ModelConfig", Kind.REPLICA, 1, at_zero=True),
-    Method("ModelStatistics", Kind.REPLICA, 1),
-    Method("TraceSetting", Kind.REPLICA, 2),
+    Method("ModelStatistics", Kind.REPLICA, 1, operation=Operation.STATISTICS),
+    Method("TraceSetting", Kind.REPLICA, 2, operation=Operation.TRACE),
     Method("ServerMetadata", Kind.REPLICA, at_zero=True),
-    Method("RepositoryIndex", Kind.REPLICA, at_zero=True),
-    Method("LogSettings", Kind.REPLICA),
-    Method("RepositoryModelLoad", Kind.REFUSED, refusal=_CONTROL),
-    Method("RepositoryModelUnload", Kind.REFUSED, refusal=_CONTROL),
+    Method("RepositoryIndex", Kind.REPLICA, at_zero=True, operation=Operation.INDEX),
+    Method("LogSettings", Kind.REPLICA, operation=Operation.LOG),
+    Method("RepositoryModelLoad", Kind.REFUSED, refusal=_CONTROL, operation=Operation.LOAD),
+    Method("RepositoryModelUnload", Kind.REFUSED, refusal=_CONTROL, operation=Operation.UNLOAD),
     *(
-        Method(f"{kind}SharedMemory{action}", Kind.REFUSED, refusal=_SHARED_MEMORY)
+        Method(f"{kind}SharedMemory{action}", Kind.REFUSED, refusal=_SHARED_MEMORY, operation=operation)
         for kind in ("System", "Cuda")
-        for action in ("Status", "Register", "Unregister")
+        for action, operation in (
+            ("Status", Operation.REGIONS),
+            ("Register", Operation.REGISTER),
+            ("Unregister", Operation.UNREGISTER),
+        )
     ),
 )
 _METHODS = {(_SERVICE + method.name).encode(): method for method in _ALL}

@@ -10,8 +10,9 @@ from gateway.ingress.h2_frames import Code, ConnectionFault
 from gateway.ingress.h2_headers import HeaderBlocks, MalformedError, TooLongError
 from gateway.ingress.h2_leg import Leg
 from gateway.ingress.rpc_calls import CallHead, error_fields, http_refusal
+from gateway.ingress.rpc_operation import RpcOperation
+from gateway.ingress.rpc_operation import Service as CallService
 from gateway.ingress.rpc_stream import RpcStream
-from gateway.ingress.rpc_stream import Service as CallService
 from wire.errors import ErrorKind, TidegateError
 
 #: Calls that one connection may have under way.
@@ -143,7 +144,12 @@ class CallerConnection(Http2Connection):
         if head is None or head.status != 200:
             self._refuse(leg, head)
         else:
-            call = RpcStream(self._service, leg, head)
+            method, pool_wide = head.method, self._service.pool_wide
+            call: RpcStream | RpcOperation
+            if pool_wide is not None and method is not None and method.operation is not None:
+                call = RpcOperation(self._service, pool_wide, leg, head, method)
+            else:
+                call = RpcStream(self._service, leg, head)
             leg.owner = call
             call.begin()
             if end:

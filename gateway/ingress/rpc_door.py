@@ -14,6 +14,7 @@ from gateway.ingress.rpc_calls import read_call
 from gateway.ingress.rpc_connection import CallerConnection
 from gateway.ingress.rpc_routes import AtZero, Pools, Routes
 from gateway.ingress.rpc_upstream import Upstreams
+from gateway.pool_wide.service import PoolWide
 from gateway.settings import GatewaySettings
 from gateway.telemetry import Observer
 from gateway.tls import GRPC, ServerTls
@@ -28,12 +29,21 @@ _SWEEP_SECONDS = 1.0
 class GrpcDoor:
     """See the module. One instance serves one listening port."""
 
-    def __init__(self, router: Pools, settings: GatewaySettings, at_zero: AtZero, observer: Observer) -> None:
+    def __init__(
+        self,
+        router: Pools,
+        settings: GatewaySettings,
+        at_zero: AtZero,
+        observer: Observer,
+        pool_wide: PoolWide | None = None,
+    ) -> None:
+        """Without ``pool_wide``, what concerns all replicas of a pool is refused, or answered by one of them."""
         self._settings = settings
         self._observer = observer
         self.access = Access(settings.api_keys)
         self._tls = None if settings.tls.certificate is None else ServerTls(settings.tls, GRPC)
         self.loop = asyncio.get_running_loop()
+        self.pool_wide = pool_wide
         self.routes = Routes(router, at_zero)
         self.upstreams = Upstreams(router.pools.values(), settings)
         self.message_limit_bytes = min(settings.body_limit_bytes, LONGEST_MESSAGE_BYTES)

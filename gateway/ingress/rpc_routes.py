@@ -54,7 +54,7 @@ class Routes:
             model = plain_name(data)
             if model is not None:
                 pool = self._pool_for(method, model)
-                return b"" if pool is None else Target(pool, model)
+                return b"" if pool is None else _target(pool, model)
         if method.kind is Kind.REFUSED:
             raise TidegateError(ErrorKind.NOT_SUPPORTED, method.refusal)
         if method.kind is Kind.OWN:
@@ -80,7 +80,7 @@ class Routes:
                 return known
         if method.name == "ModelReady" and not pool.has_ready_replica_for(model):
             model = None  # any replica may say that it has not got the model: readiness neither waits nor wakes
-        return Target(pool, model)
+        return _target(pool, model)
 
     def _from_memory(self, method: Method, message: FirstMessage) -> bytes | None:
         known = self._at_zero.grpc(method.name, message.body) if message.whole else None
@@ -102,7 +102,14 @@ class Routes:
             if method.name == "ModelStatistics":
                 message = f"requested model '{model}' is not available"
                 raise TidegateError(ErrorKind.BAD_REQUEST, message) from None
+            if method.name == "TraceSetting":
+                raise TidegateError(ErrorKind.BAD_REQUEST, f"Request for unknown model : {model}") from None
             raise
+
+
+def _target(pool: Pool, model: str | None) -> Target:
+    """Raises TidegateError where operators have unloaded the model and no replica is ready to say so."""
+    return Target(pool, pool.who_answers_for(model) if model is not None and model in pool.unloaded else model)
 
 
 def stream_error(data: bytes, encoding: bytes, text: str) -> bytes | None:

@@ -114,7 +114,7 @@ class RpcStream(Placement[UpstreamConnection]):
             return
         try:
             if method.kind is not Kind.OWN:
-                self._service.access.tenant(self._call.authorization, operator=method.operators)
+                self._service.access.tenant(self._call.authorization, operator=method.for_operators)
         except TidegateError as error:
             self.fail(error)
             return

@@ -47,6 +47,10 @@ class Pool:
     ) -> None:
         self.name = name
         self.settings = settings
+        self.loaded: frozenset[str] = frozenset()
+        """Models that operators have loaded beyond the settings."""
+        self.unloaded: frozenset[str] = frozenset()
+        """Models that operators have unloaded; no replica gets them back by itself."""
         self._catalogue: Catalogue | None = None
         self._clock = clock
         self._on_wanted = on_wanted
@@ -156,10 +160,29 @@ class Pool:
     def has_ready_replica(self) -> bool:
         return self.has_ready_replica_for(None)
 
+    def who_answers_for(self, model: str) -> str | None:
+        """The model that a replica must have to answer for one that operators have unloaded: the model itself where a
+        replica has it still, else None: any replica says in Triton's own words that it is gone.
+
+        Raises:
+            TidegateError: NOT_FOUND, in the same words, where no replica is ready to say so.
+        """
+        if self.has_ready_replica_for(model):
+            return model
+        if not self.has_ready_replica:
+            message = f"Request for unknown model: '{model}' has no available versions"
+            raise TidegateError(ErrorKind.NOT_FOUND, message)
+        return None
+
     def has_ready_replica_for(self, model: str | None) -> bool:
         """Whether a ready replica has ``model`` loaded; None asks for any."""
         ready = (slots.lease for slots in self._replicas.values() if slots.lease.state is ReplicaState.READY)
         return any(model is None or model in lease.models for lease in ready)
+
+    @property
+    def model_names(self) -> frozenset[str]:
+        """The models that can be served: those of the settings, but for what operators have changed."""
+        return (frozenset(self.settings.model_names) | self.loaded) - self.unloaded
 
     @property
     def replicas(self) -> list[ReplicaLease]:

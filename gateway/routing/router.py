@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 
 from gateway.routing.pool import Pool
+from stores.changes import ChangeStore
 from stores.membership import CatalogueStore, GatewayDirectory, ReplicaDirectory
 from stores.scaling import Activations
+from wire.changes import loaded, unloaded
 from wire.errors import ErrorKind, TidegateError
 from wire.membership import GatewayReport, ReplicaLease, ReplicaState
 from wire.pools import PoolSettings
@@ -38,18 +40,21 @@ class Router:
         replicas: ReplicaDirectory,
         gateways: GatewayDirectory,
         catalogues: CatalogueStore,
+        changes: ChangeStore,
         activations: Activations,
         identity: GatewayReport,
     ) -> None:
         clock = asyncio.get_running_loop().time
         self.pools = {name: Pool(name, settings, clock=clock, on_wanted=self._want) for name, settings in pools.items()}
-        self._pool_of_model = {model: self.pools[name] for name, pool in pools.items() for model in pool.model_names}
+        self._pool_of_model: dict[str, Pool] = {}
+        self._map_models()
         self._replicas = replicas
         self._gateways = gateways
         self._catalogues = catalogues
+        self._changes = changes
         self._activations = activations
         self._identity = identity
-        self._ready: dict[str, frozenset[str]] = {}
+        self._ready: dict[str, frozenset[tuple[str, tuple[str, ...]]]] = {}
         self._catalogue_until: dict[str, float] = {}
         self._wanted: set[str] = set()
         self._wanted_event = asyncio.Event()
@@ -95,11 +100,29 @@ class Router:
                 if changed is None or changed == pool.name:
                     await self._reread(pool)
 
+    async def refresh(self, pool: Pool) -> None:
+        """Read a pool's replicas again now, because something is known to have changed."""
+        await self._reread(pool)
+
+    def _map_models(self) -> None:
+        """Models by pool: those of the settings, and those that operators have loaded, or unloaded, elsewhere."""
+        beyond = {
+            model: pool
+            for pool in self.pools.values()
+            for models in (pool.loaded, pool.unloaded, *(lease.models for lease in pool.replicas))
+            for model in models
+        }
+        of_settings = {model: pool for pool in self.pools.values() for model in pool.settings.model_names}
+        self._pool_of_model = beyond | of_settings
+
     async def _reread(self, pool: Pool) -> None:
         """Read a pool's replicas. While the store is away the last known ones stay: inference survives it."""
         try:
             leases = await self._replicas.list(pool.name)
+            changes = await self._changes.after(pool.name)
+            pool.loaded, pool.unloaded = loaded(changes), unloaded(changes)
             pool.update([*leases, *self._not_believed_gone(pool, leases)])
+            self._map_models()
             if pool.catalogue is None or self._may_be_new(pool):
                 pool.catalogue = await self._catalogues.get(pool.name)
         except TidegateError as error:
@@ -113,7 +136,7 @@ class Router:
     def _may_be_new(self, pool: Pool) -> bool:
         """Whether the pool's catalogue may have changed since it was read."""
         now = asyncio.get_running_loop().time()
-        ready = frozenset(lease.id for lease in pool.replicas if lease.state is ReplicaState.READY)
+        ready = frozenset((lease.id, lease.models) for lease in pool.replicas if lease.state is ReplicaState.READY)
         if ready - self._ready.get(pool.name, frozenset()):
             self._catalogue_until[pool.name] = now + _CATALOGUE_SECONDS
         self._ready[pool.name] = ready

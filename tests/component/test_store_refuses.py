@@ -8,6 +8,7 @@ import pytest_asyncio
 
 from gateway.routing.pool import RequestHead
 from gateway.routing.router import Router
+from stores.changes import ChangeStore
 from stores.job_stream import JobStream
 from stores.membership import CatalogueStore, GatewayDirectory, ReplicaDirectory
 from stores.scaling import Activations
@@ -42,6 +43,7 @@ async def router(store: Store) -> AsyncIterator[Router]:
         {"vision": pool},
         replicas=ReplicaDirectory(store),
         gateways=GatewayDirectory(store),
+        changes=ChangeStore(store),
         catalogues=CatalogueStore(store),
         activations=Activations(store),
         identity=GatewayReport(instance="g", http_address="", grpc_address=""),
