@@ -100,9 +100,8 @@ class HttpOperation:
     def _answer(self, answer: CallAnswer) -> None:
         request = self._request
         keep_alive = request.keep_alive and self._caller.may_stay
-        connection = None if keep_alive and not request.http_1_0 else b"keep-alive" if keep_alive else b"close"
         headers = [] if answer.content_type is None else [(b"Content-Type", answer.content_type.encode("latin-1"))]
-        self._caller.write(render_answer(answer.status, headers, answer.body, connection=connection, head_only=False))
+        self._caller.write(render_answer(answer.status, headers, answer.body, request, keep_alive=keep_alive))
         self._end(answer.status, None)
         self._caller.exchange_ended(keep_alive=keep_alive)
 
