@@ -21,6 +21,8 @@ _BLOCK_FRAMES = 128
 #: frames that do, and this many a second.
 _CHORES = 4000
 _CHORES_PER_SECOND = 1000
+#: Moving the windows of so many streams weighs as much as one more of those.
+_LEGS_PER_CHORE = 8
 #: While the socket takes no more than this, what is to be sent waits in its streams. Bytes.
 _WRITE_HIGH = 262144
 #: What was written last gets this long to leave. Seconds.
@@ -196,6 +198,9 @@ class Http2Connection(asyncio.Protocol):
         if kind == h2.CONTINUATION:
             self._continue_block(flags, payload)
         elif kind == h2.WINDOW_UPDATE:
+            self._chore()
+            if len(payload) != 4:
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE is four bytes")
             self._take_window_update(stream_id, h2.word(payload))
         elif kind == h2.RST_STREAM:
             self._take_reset(stream_id, payload)
@@ -229,22 +234,26 @@ class Http2Connection(asyncio.Protocol):
     def _take_settings(self, settings: list[tuple[int, int]]) -> None:
         # The acknowledgement goes first: what the peer's new settings allow may only come behind it.
         self.put(h2.frame(h2.SETTINGS, h2.ACK, 0))
-        for key, value in settings:
-            if key == h2.MAX_FRAME_SIZE:
-                self.frame_size = min(value, 65536)
-            elif key == h2.MAX_CONCURRENT_STREAMS:
-                self.peer_streams = value
-            elif key == h2.INITIAL_WINDOW_SIZE:
-                change, self._peer_window = value - self._peer_window, value
-                for leg in list(self.legs.values()):
-                    leg.window = widened(leg.window, change)
-                    if change > 0:
-                        leg.pump()
+        values = dict(settings)  # of those that come twice, the last one counts
+        self.frame_size = min(values.get(h2.MAX_FRAME_SIZE, self.frame_size), 65536)
+        self.peer_streams = values.get(h2.MAX_CONCURRENT_STREAMS, self.peer_streams)
+        window = values.get(h2.INITIAL_WINDOW_SIZE, self._peer_window)
+        if window != self._peer_window:
+            self._move_windows(window)
         self.greeted = True
         self.on_settings()
 
+    def _move_windows(self, window: int) -> None:
+        """The peer grants its streams another window from the start."""
+        change, self._peer_window = window - self._peer_window, window
+        for number, leg in enumerate(list(self.legs.values())):
+            if number % _LEGS_PER_CHORE == _LEGS_PER_CHORE - 1:
+                self._chore()
+            leg.window = widened(leg.window, change)
+            if change > 0:
+                leg.pump()
+
     def _take_window_update(self, stream_id: int, increment: int) -> None:
-        self._chore()
         increment &= h2.LARGEST_WINDOW
         if increment == 0:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a window opened by nothing")
@@ -327,10 +336,11 @@ class Http2Connection(asyncio.Protocol):
         self._blocked[leg] = None
 
     def _unblock(self) -> None:
-        if self._blocked and self.writable and self.send_window > 0:
-            blocked, self._blocked = self._blocked, {}
-            for leg in blocked:
-                leg.pump()
+        # One that uses up the connection's window goes to the end of the queue, so that all get their turn.
+        while self._blocked and self.writable and self.send_window > 0:
+            leg = next(iter(self._blocked))
+            del self._blocked[leg]
+            leg.pump()
 
     def new_leg(self, stream_id: int) -> Leg:
         leg = Leg(self, stream_id, self._peer_window)

@@ -118,7 +118,7 @@ class Leg:
                 if self.window > 0 or not data:
                     carrier.block(self)
                 return
-            if len(data) > room:
+            if len(data) > max(room, 0):  # a window can be below zero, and nothing fits in it all the same
                 # A view, so that cutting a long piece into frames does not copy what is left again and again.
                 queue[0] = memoryview(data)[room:]  # type: ignore[assignment]
                 self._put(data[:room], end=False)
@@ -131,6 +131,11 @@ class Leg:
                 return
         if self._ends and not self.out_done:
             self._put_end()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits here for a window."""
+        return sum(map(len, self._queue))
 
     def drop_queue(self) -> None:
         self._queue.clear()

@@ -34,6 +34,8 @@ _REPLAY_LIMIT = 65536
 _REPLAY_PIECES = 256
 #: The loop's clock moves in steps of this size: a call sent on in the same one has its whole deadline left. Seconds.
 _CLOCK_SECONDS = 0.001
+#: Answers of ours inside a stream that its caller has not taken yet. Bytes.
+_UNREAD_LIMIT = 65536
 #: A replica that gives up this close to the deadline does so because of it. Seconds.
 _DEADLINE_SLACK = 0.05
 #: gRPC statuses that callers make of a reset stream; of other codes they make INTERNAL.
@@ -64,6 +66,7 @@ class RpcStream(Placement[UpstreamConnection]):
         "_cut",
         "_headed",
         "_leaving",
+        "_look_at",
         "_meter",
         "_pending",
         "_replay",
@@ -89,6 +92,7 @@ class RpcStream(Placement[UpstreamConnection]):
         self._answer_meter = MessageMeter(service.message_limit_bytes)
         self._pending: bytes | bytearray = b""
         self._skip = 0
+        self._look_at = 0
         self._target: Target | None = None
         self._up: Leg | None = None
         self._sorter: StreamSequences | None = None
@@ -129,11 +133,7 @@ class RpcStream(Placement[UpstreamConnection]):
             return
         if self._up is None:
             if self._fed(data):
-                self._pend(data)
-                if self._target is None:
-                    self._choose()
-                elif self._hold is not None and len(self._pending) < PREFIX_LIMIT:
-                    self._bound_wait()
+                self._gather(data)
             return
         if self._leaving:
             size = self._meter.until_boundary(data)
@@ -144,6 +144,20 @@ class RpcStream(Placement[UpstreamConnection]):
             self._relay(self._up, data, end=end)
             if self._leaving:
                 self._cut_request()
+
+    def _gather(self, data: bytes) -> None:
+        """Keep ``data`` until there is a replica, and read what it tells: not at every crumb, as that would cost the
+        square of what comes."""
+        self._pend(data)
+        size = len(self._pending)
+        is_whole = size >= PREFIX_LENGTH + int.from_bytes(self._pending[1:PREFIX_LENGTH])
+        if not (is_whole or size >= self._look_at or self._request_done):
+            return
+        if self._target is None:
+            self._choose()
+        elif self._hold is not None and size < PREFIX_LIMIT:
+            self._bound_wait()
+        self._look_at = 2 * len(self._pending)
 
     def leave_replica(self) -> None:
         """The replica leaves, and stays for its sequences: a stream that carries one may go on as long."""
@@ -269,6 +283,10 @@ class RpcStream(Placement[UpstreamConnection]):
         if answer is None:
             if self._request_done:
                 self.fail(error)
+            return False
+        if self._caller.waiting_bytes > _UNREAD_LIMIT:
+            message = f"more than {_UNREAD_LIMIT} bytes of errors wait on this stream to be read"
+            self.fail(TidegateError(ErrorKind.TOO_LARGE, message))
             return False
         self._start_answer()
         self._caller.send(framed(answer))
