@@ -26,6 +26,8 @@ class ErrorKind(StrEnum):
     """A body or header over a configured limit."""
     NOT_SUPPORTED = "not_supported"
     """Known to the protocol, refused by this gateway."""
+    QUOTA = "quota"
+    """The tenant has used up its own quota; others are served. Nothing was sent to a replica."""
     HOLD_LIMIT = "hold_limit"
     """The gateway holds as many requests as it may; nothing was sent to a replica."""
     NO_REPLICA = "no_replica"
@@ -67,6 +69,7 @@ ERRORS: dict[ErrorKind, ErrorRow] = {
     ErrorKind.METHOD_NOT_ALLOWED: ErrorRow(405, 12, retryable=False),
     ErrorKind.TOO_LARGE: ErrorRow(413, 8, retryable=False),
     ErrorKind.NOT_SUPPORTED: ErrorRow(501, 12, retryable=False),
+    ErrorKind.QUOTA: ErrorRow(429, 8, retryable=True),
     ErrorKind.HOLD_LIMIT: ErrorRow(503, 14, retryable=True),
     ErrorKind.NO_REPLICA: ErrorRow(503, 14, retryable=True),
     ErrorKind.QUEUE_TIMEOUT: ErrorRow(503, 14, retryable=True),

@@ -122,6 +122,11 @@ TIMEOUT_HEADER = "tidegate-timeout-ms"
 CLASS_HEADER = "tidegate-class"
 
 
+#: HTTP header / gRPC metadata key that names the tenant, where the pool's settings list tenants and no API keys are
+#: known.
+TENANT_HEADER = "tidegate-tenant"
+
+
 class RequestClass(StrEnum):
     """The two classes of requests, which share slots by weight and wait within bounds of their own."""
 

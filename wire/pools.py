@@ -55,6 +55,18 @@ class RoutingPolicy(StrEnum):
     """The oldest that has a batch to fill, before the next one."""
 
 
+class TenantSettings(SettingsModel):
+    """What one tenant may ask for, of each gateway instance."""
+
+    weight: float = Field(default=1.0, gt=0)
+    """Its share inside a class, relative to other tenants that wait. Unit: 1."""
+    requests_per_second: float | None = Field(default=None, gt=0)
+    """Quota, with a second's worth at once after a pause; null: none. Unit: requests per second."""
+    bytes_per_second: float | None = Field(default=None, gt=0)
+    """Quota of request bodies whose length is declared (over gRPC: of first messages); null: none. Unit: bytes per
+    second."""
+
+
 class RoutingSettings(SettingsModel):
     """How requests wait for and reach replicas."""
 
@@ -76,6 +88,10 @@ class RoutingSettings(SettingsModel):
     interactive_weight: float = Field(default=4.0, gt=0)
     """While both classes wait: held requests of class interactive that get a slot for each one of class batch. Neither
     ever takes all. Unit: requests."""
+    tenants: dict[Name, TenantSettings] = Field(default_factory=dict)
+    """Tenants by name, with ``weight``, ``requests_per_second`` and ``bytes_per_second``: the names of API keys or,
+    where there are none, of the header ``tidegate-tenant``. All others count as one
+    tenant without quotas."""
 
 
 class ReplicaSettings(SettingsModel):

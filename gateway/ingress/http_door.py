@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gateway.access import Access
 from gateway.ingress.callers import Callers
-from gateway.ingress.heads import request_head
+from gateway.ingress.heads import is_batch, tenant_of
 from gateway.ingress.http_body import too_large
 from gateway.ingress.http_connection import ClientConnection, OwnAnswer
 from gateway.ingress.http_exchange import Exchange
@@ -21,7 +21,7 @@ from gateway.ingress.http_wire import Request, error_body
 from gateway.ingress.upstream import Upstreams
 from gateway.pool_wide.operations import Operation
 from gateway.pool_wide.service import PoolWide
-from gateway.routing.pool import Pool
+from gateway.routing.pool import Pool, RequestHead
 from gateway.settings import GatewaySettings
 from gateway.telemetry import Observer
 from gateway.tls import HTTP, ServerTls
@@ -130,7 +130,7 @@ class HttpDoor:
         asked = self._asked(request)
         if asked.endpoint is Endpoint.LIVE or asked.endpoint is Endpoint.READY:
             return _OK
-        self._access.tenant(request.authorization, operator=asked.for_operators)
+        tenant = self._access.tenant(request.authorization, operator=asked.for_operators)
         if asked.operation is not None:
             operation = self._operation(request, asked, asked.operation, caller)
             if operation is not None:
@@ -147,7 +147,15 @@ class HttpDoor:
             model = _model_that_answers(asked, pool)
         deadline = _deadline(request.timeout_ms, self._loop.time())
         runs_model = asked.endpoint is Endpoint.INFER or asked.endpoint is Endpoint.GENERATE
-        head = request_head(pool, model, deadline, job=request.job, slotted=runs_model, declared=request.declared_class)
+        head = RequestHead(
+            model,
+            deadline,
+            request.job,
+            runs_model,
+            batch=is_batch(job=request.job, declared=request.declared_class),
+            tenant=tenant_of(pool, tenant, request.tenant),
+            body_bytes=max(0, request.body_bytes),
+        )
         return Exchange(request, head, pool, caller=caller, upstreams=self.upstreams, ledger=self, loop=self._loop)
 
     def count(

@@ -10,7 +10,7 @@ import httptools
 
 from gateway.access import is_own_key
 from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE, MalformedError
-from wire.membership import CLASS_HEADER, JOB_HEADER, TIMEOUT_HEADER
+from wire.membership import CLASS_HEADER, JOB_HEADER, TENANT_HEADER, TIMEOUT_HEADER
 
 _HTTP_1_0 = b"HTTP/1.0"
 _PLAIN_TEXT = b"Content-Type: text/plain"
@@ -20,10 +20,11 @@ _END_OF_HEAD = b"\r\n\r\n"
 _JOB = JOB_HEADER.lower().encode()
 _TIMEOUT = TIMEOUT_HEADER.lower().encode()
 _CLASS = CLASS_HEADER.lower().encode()
+_TENANT = TENANT_HEADER.lower().encode()
 #: Request headers (lower case) that end at this hop: framing is written anew, the rest is between two neighbours.
 _NOT_FORWARDED = frozenset(
     b"connection keep-alive proxy-connection te trailer upgrade expect content-length transfer-encoding".split()
-) | {_JOB, _TIMEOUT, _CLASS}
+) | {_JOB, _TIMEOUT, _CLASS, _TENANT}
 #: A Connection header that lists one of these does not get it dropped: the request would mean something else.
 _NEVER_DROPPED = frozenset((b"host", b"content-encoding", b"accept-encoding", b"inference-header-content-length"))
 #: Heads up to this length are remembered with what they mean. Bytes.
@@ -116,7 +117,7 @@ class Request:
     """The head of a request; never changed, as equal heads share it.
 
     ``body_bytes`` is the length of its body, or CHUNKED; ``timeout_ms`` the text of TIMEOUT_HEADER, if it came;
-    ``declared_class`` that of CLASS_HEADER;
+    ``declared_class`` that of CLASS_HEADER, ``tenant`` that of TENANT_HEADER;
     ``authorization`` the Authorization header if it holds a key of ours; ``upstream_head`` the head as it is sent on.
     """
 
@@ -132,6 +133,7 @@ class Request:
         "keep_alive",
         "method",
         "target",
+        "tenant",
         "timeout_ms",
         "upstream_head",
     )
@@ -145,6 +147,7 @@ class Request:
         self.expectation = b""
         self.job = False
         self.declared_class: bytes | None = None
+        self.tenant: bytes | None = None
         self.timeout_ms: bytes | None = None
         self.authorization = b""
         self._framing = b"\r\n"
@@ -186,6 +189,8 @@ class Request:
             self.job = True
         elif key == _CLASS:
             self.declared_class = value
+        elif key == _TENANT:
+            self.tenant = value
 
 
 class AnswerHead:

@@ -10,7 +10,7 @@ from gateway.access import is_own_key
 from gateway.ingress.h2_headers import Fields, check_answer, checked_request, encode
 from gateway.pool_wide.operations import Operation
 from wire.errors import ERROR_KIND_HEADER, TidegateError
-from wire.membership import CLASS_HEADER, JOB_HEADER
+from wire.membership import CLASS_HEADER, JOB_HEADER, TENANT_HEADER
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -25,6 +25,8 @@ _CONTENT_TYPE = (b"content-type", b"application/grpc")
 _OF_HEAD = frozenset((b":status", b"content-type"))
 _JOB = JOB_HEADER.encode()
 _CLASS = CLASS_HEADER.encode()
+_TENANT = TENANT_HEADER.encode()
+_OWN = frozenset((_JOB, _CLASS, _TENANT))
 
 UNIMPLEMENTED = 12
 UNKNOWN = 2
@@ -111,6 +113,7 @@ class CallHead:
     block: bytes
     """To be sent to a replica."""
     declared_class: bytes | None = None
+    tenant: bytes | None = None
 
     def block_with(self, timeout_seconds: float) -> bytes:
         """The block with another timeout."""
@@ -133,18 +136,15 @@ def read_call(fields: Fields) -> CallHead:
     """Raises MalformedError."""
     pseudo, rest = checked_request(fields)
     path = pseudo[b":path"]
-    timeout, job, authorization, encoding, content_type = None, False, b"", b"identity", b""
-    declared_class = None
+    timeout, authorization, encoding, content_type = None, b"", b"identity", b""
+    own: dict[bytes, bytes] = {}
     passed: Fields = []
     for name, value in rest:
-        if name == _JOB:
-            job = True
-            continue
         if name == b"authorization" and is_own_key(value):
             authorization = value
             continue
-        if name == _CLASS:
-            declared_class = value
+        if name in _OWN:
+            own[name] = value
             continue
         if name == b"grpc-timeout":
             timeout = _timeout(value)
@@ -165,12 +165,13 @@ def read_call(fields: Fields) -> CallHead:
         path.decode("latin-1"),
         method,
         timeout,
-        job,
+        _JOB in own,
         authorization,
         encoding,
         kept,
         encode(kept),
-        declared_class,
+        own.get(_CLASS),
+        own.get(_TENANT),
     )
 
 

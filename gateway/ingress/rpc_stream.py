@@ -9,7 +9,7 @@ from typing import Protocol
 from gateway.access import Access
 from gateway.ingress.h2_frames import Code
 from gateway.ingress.h2_leg import Leg
-from gateway.ingress.heads import request_head
+from gateway.ingress.heads import is_batch, tenant_of
 from gateway.ingress.json_part import timeout_parameter
 from gateway.ingress.placement import RESEND_LIMIT, Placement
 from gateway.ingress.rpc_calls import (
@@ -27,6 +27,7 @@ from gateway.ingress.rpc_messages import PREFIX_LENGTH, FirstMessage, MessageMet
 from gateway.ingress.rpc_routes import PREFIX_LIMIT, Routes, Target, stream_error
 from gateway.ingress.rpc_sequences import StreamSequences, leaving_error, parameters_in, sequence_of
 from gateway.ingress.rpc_upstream import UpstreamConnection, Upstreams
+from gateway.routing.pool import RequestHead
 from wire.errors import ErrorKind, TidegateError
 
 #: Up to this size, and in so many pieces, what was sent is kept until there is an answer, to send it again. Bytes.
@@ -77,6 +78,7 @@ class RpcStream(Placement[UpstreamConnection]):
         "_sorter",
         "_started",
         "_target",
+        "_tenant",
         "_up",
         "_winding",
     )
@@ -94,6 +96,7 @@ class RpcStream(Placement[UpstreamConnection]):
         self._skip = 0
         self._look_at = 0
         self._target: Target | None = None
+        self._tenant = ""
         self._up: Leg | None = None
         self._sorter: StreamSequences | None = None
         self._replay: list[bytes] | None = []
@@ -118,7 +121,7 @@ class RpcStream(Placement[UpstreamConnection]):
             return
         try:
             if method.kind is not Kind.OWN:
-                self._service.access.tenant(self._call.authorization, operator=method.for_operators)
+                self._tenant = self._service.access.tenant(self._call.authorization, operator=method.for_operators)
         except TidegateError as error:
             self.fail(error)
             return
@@ -256,13 +259,14 @@ class RpcStream(Placement[UpstreamConnection]):
         self._target = target
         self._pool = target.pool
         try:
-            self._head = request_head(
-                target.pool,
+            self._head = RequestHead(
                 target.model,
                 self._deadline,
-                job=self._call.job,
-                slotted=method.name == "ModelInfer",
-                declared=self._call.declared_class,
+                self._call.job,
+                method.name == "ModelInfer",
+                batch=is_batch(job=self._call.job, declared=self._call.declared_class),
+                tenant=tenant_of(target.pool, self._tenant, self._call.tenant),
+                body_bytes=int.from_bytes(self._pending[1:PREFIX_LENGTH]),
             )
         except TidegateError as error:
             self.fail(error)

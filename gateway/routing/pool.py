@@ -12,8 +12,10 @@ import math
 import re
 from collections.abc import Callable, Iterable
 
+from gateway.routing.drain_rate import DrainRate
 from gateway.routing.policy import POLICIES
 from gateway.routing.queue import HoldQueue, RequestHead
+from gateway.routing.quota import Quota
 from gateway.routing.reservation import Hold, Reservation
 from gateway.routing.sequences import Sequences
 from gateway.routing.slots import UNLIMITED, ModelSlots, Slots, slots_for, widths
@@ -61,7 +63,12 @@ class Pool:
         # Where a request of a model may go: replicas in a stable order, the oldest first. None: any ready replica.
         self._places: dict[str | None, list[ModelSlots]] = {}
         self._unslotted: dict[str | None, list[ModelSlots]] = {}
-        self._held: HoldQueue[Hold] = HoldQueue(settings.routing.interactive_weight, lambda _: 1.0)
+        tenants = settings.routing.tenants
+        self._quotas = {name: Quota(tenant) for name, tenant in tenants.items()}
+        self._held: HoldQueue[Hold] = HoldQueue(
+            settings.routing.interactive_weight, lambda name: tenants[name].weight if name in tenants else 1.0
+        )
+        self._drained = {False: DrainRate(), True: DrainRate()}
         self.sequences = Sequences(self, clock)
         self._listeners: list[Callable[[Pool], None]] = []
         self._turn = 0
@@ -103,9 +110,14 @@ class Pool:
 
         ``since`` (loop time of its arrival) marks a request that had a slot before, on a replica it did not reach.
         """
+        quota = self._quotas.get(head.tenant) if since is None and self._quotas else None
+        if quota is not None and quota.wait(head.body_bytes, self._clock()) > 0:
+            return None  # hold() tells why
         place = self._pick(head)
         if place is None:
             return None
+        if quota is not None:
+            quota.take(head.body_bytes)
         self._requests_total += since is None
         return self._take(place, head, held_seconds=0.0 if since is None else self._clock() - since)
 
@@ -116,8 +128,8 @@ class Pool:
         limit counts from there.
 
         Raises:
-            TidegateError: HOLD_LIMIT when too many of its class are held; NO_REPLICA when holding is off;
-                DEADLINE when the caller's time is up already.
+            TidegateError: QUOTA when its tenant has used up its own; HOLD_LIMIT when too many of its class are held;
+                NO_REPLICA when holding is off; DEADLINE when the caller's time is up already.
         """
         routing = self.settings.routing
         now = self._clock()
@@ -126,18 +138,28 @@ class Pool:
         self._last_active = now
         if not self.has_ready_replica:
             self._on_wanted(self.name)
+        quota = None if since is not None else self._quotas.get(head.tenant)
+        if quota is not None and (wait := quota.wait(head.body_bytes, now)) > 0:
+            message = (
+                f"tenant '{head.tenant}' has used up its quota of pool '{self.name}'; retry in {math.ceil(wait)} s"
+            )
+            raise TidegateError(ErrorKind.QUOTA, message, retry_after_seconds=max(1.0, wait))
         if routing.hold_limit_seconds == 0:
             raise self.late_error(head, ErrorKind.NO_REPLICA)
         limit = routing.batch_hold_limit_requests if head.batch else routing.hold_limit_requests
         if since is None and self._held.count(batch=head.batch) >= limit:
             kind = "batch" if head.batch else "interactive"
             message = f"pool '{self.name}' holds {limit} requests of class {kind} already, its limit; try again later"
-            raise TidegateError(ErrorKind.HOLD_LIMIT, message, retry_after_seconds=self.retry_after_seconds)
+            raise TidegateError(ErrorKind.HOLD_LIMIT, message, retry_after_seconds=self.retry_after(batch=head.batch))
         until, late = arrived + routing.hold_limit_seconds, ErrorKind.NO_REPLICA
         if head.deadline is not None and head.deadline < until:
             until, late = head.deadline, ErrorKind.DEADLINE
         if until <= now:
             raise self.late_error(head, late)
+        if quota is not None:
+            quota.take(head.body_bytes)
+        if not self._held.count(batch=head.batch):
+            self._drained[head.batch].on_wait(now)
         hold = Hold(self, head, arrived, until, late)
         self._held.add(hold)
         return hold
@@ -203,9 +225,19 @@ class Pool:
 
     @property
     def retry_after_seconds(self) -> float:
-        """A believable time until a replica that is not there yet is ready, and not gone again for want of work."""
+        """A believable time until a replica that is not there yet is ready, and not gone again for want of work.
+        Seconds."""
         cold_start = self._cold_start_seconds or _ASSUMED_COLD_START_SECONDS
         return max(1.0, min(cold_start, self.settings.scaling.scale_to_zero_delay_seconds))
+
+    def retry_after(self, *, batch: bool) -> float:
+        """A believable time until a request of the class finds room: as long as the queue now takes to get through,
+        at the pace of late; without a replica, until there is one. Seconds."""
+        pace = self._drained[batch].per_second(self._clock()) if self.has_ready_replica else None
+        if pace is None:
+            return self.retry_after_seconds
+        waiting = max(1, self._held.count(batch=batch))
+        return min(max(1.0, waiting / pace), max(1.0, self.settings.routing.hold_limit_seconds))
 
     def load(self) -> PoolLoad:
         """This instance's load on the pool, for the autoscaler."""
@@ -341,7 +373,9 @@ class Pool:
         self._held.serve(self._pick, self._grant)
 
     def _grant(self, hold: Hold, place: ModelSlots) -> None:
-        hold.grant(self._take(place, hold.head, held_seconds=self._clock() - hold.since))
+        now = self._clock()
+        self._drained[hold.head.batch].on_grant(now)
+        hold.grant(self._take(place, hold.head, held_seconds=now - hold.since))
 
     def on_hold_end(self, hold: Hold) -> None:
         self._held.remove(hold)
@@ -355,5 +389,5 @@ class Pool:
             what = f"no replica of pool '{self.name}' has a free slot for model '{head.model}'"
         elif self._clock() - self._failure_seen < _FAILURE_KEEP_SECONDS:
             what += f" (the last one that started failed: {self._failure})"
-        message = f"{what}; retry in {math.ceil(self.retry_after_seconds)} s"
-        return TidegateError(kind, message, retry_after_seconds=self.retry_after_seconds)
+        retry_after = self.retry_after(batch=head.batch)
+        return TidegateError(kind, f"{what}; retry in {math.ceil(retry_after)} s", retry_after_seconds=retry_after)

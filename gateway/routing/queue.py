@@ -36,6 +36,8 @@ class RequestHead:
     """Its class: ``batch``, else ``interactive``."""
     tenant: str = ""
     """Whose it is; "" for everybody who is not known by name."""
+    body_bytes: int = 0
+    """Length of its body, as far as it is known beforehand."""
 
     @property
     def want(self) -> Want:

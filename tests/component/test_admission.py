@@ -66,3 +66,19 @@ async def test_the_limit_on_waiting_fires_in_time() -> None:
             assert (told.status, told.header(ERROR_KIND_HEADER)) == (status, kind)
             assert loop.time() - began < 5
         assert len(upstream.seen) == 1
+
+
+async def test_a_tenant_over_its_quota_gets_429_and_the_others_their_answers() -> None:
+    """The header names a tenant only where the settings list it."""
+    tenants = {"scans": {"requests_per_second": 0.01}, "films": {"bytes_per_second": 0.1}}
+    async with Upstream() as upstream, running_door(upstream.lease(), tenants=tenants) as door:
+        named, sized = "tidegate-tenant: scans", "tidegate-tenant: films"
+        for header in (named, sized):
+            assert (await ask(door.port, post(INFER, b"{}", header))).status == 200
+            told = await ask(door.port, post(INFER, b"{}", header))
+            assert (told.status, told.header(ERROR_KIND_HEADER)) == (429, "quota")
+            assert 10 < int(told.header("Retry-After") or "") <= 100
+        for headers in ((), ("tidegate-tenant: nobody",)):
+            for _ in range(3):
+                assert (await ask(door.port, post(INFER, b"{}", *headers))).status == 200
+    assert all(seen.header("tidegate-tenant") is None for seen in upstream.seen)

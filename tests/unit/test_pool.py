@@ -284,6 +284,79 @@ async def test_the_classes_share_slots_that_come_free() -> None:
 
 
 @virtual
+async def test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_are_served() -> None:
+    pool, _ = make(tenants={"a": {"requests_per_second": 0.25}})
+    pool.update([lease()])
+    head = RequestHead("segmenter", tenant="a")
+    taken(pool, head).release()
+    assert pool.try_reserve(head) is None
+    with pytest.raises(
+        TidegateError, match=r"tenant 'a' has used up its quota of pool 'vision'; retry in 4 s"
+    ) as caught:
+        pool.hold(head)
+    assert (caught.value.kind, caught.value.retry_after_seconds) == (ErrorKind.QUOTA, 4.0)
+    assert (caught.value.row.http, caught.value.row.grpc) == (429, 8)
+    taken(pool).release()
+    await asyncio.sleep(4)
+    taken(pool, head).release_unreached()
+    # One that comes again because its replica was not there has been counted.
+    assert pool.hold(head, since=3.9) is not None
+
+
+@virtual
+async def test_a_held_request_counts_once_against_its_quota() -> None:
+    pool, _ = make(tenants={"a": {"requests_per_second": 2}})
+    head = RequestHead("segmenter", tenant="a")
+    holds = []
+    for _ in range(2):
+        assert pool.try_reserve(head) is None
+        holds.append(pool.hold(head))
+    with pytest.raises(TidegateError):
+        pool.hold(head)
+    pool.update([lease()])
+    assert [granted(hold) for hold in holds] == ["a", "a"]
+
+
+@virtual
+async def test_tenants_that_wait_take_turns_by_weight() -> None:
+    pool, _ = make(max_in_flight_per_replica=1, tenants={"a": {"weight": 3}, "b": {}})
+    pool.update([lease()])
+    running = taken(pool)
+    holds = [pool.hold(RequestHead("segmenter", tenant="a" if n < 40 else "b")) for n in range(80)]
+    order = []
+    for _ in range(20):
+        running.release()
+        (now,) = [hold for hold in holds if hold.future.done()]
+        holds.remove(now)
+        order.append(now.head.tenant)
+        running = now.future.result()
+    assert order.count("a") == 15
+
+
+@virtual
+async def test_retry_after_is_how_long_the_queue_takes_to_get_through() -> None:
+    """A-022: believable. Two requests a second are served and ten wait."""
+    pool, _ = make(max_in_flight_per_replica=1, hold_limit_requests=10)
+    pool.update([lease()])
+    running = taken(pool)
+    holds = [pool.hold(SEG) for _ in range(10)]
+    for _ in range(40):
+        await asyncio.sleep(0.5)
+        running.release()
+        (now,) = [hold for hold in holds if hold.future.done()]
+        holds.remove(now)
+        running = now.future.result()
+        holds.append(pool.hold(SEG))
+    with pytest.raises(TidegateError) as caught:
+        pool.hold(SEG)
+    assert caught.value.retry_after_seconds == pytest.approx(5.0, rel=0.1)
+    pool.update([])
+    with pytest.raises(TidegateError) as caught:
+        pool.hold(SEG)
+    assert caught.value.retry_after_seconds == pool.retry_after_seconds
+
+
+@virtual
 async def test_without_holding_a_request_is_refused_and_still_asks_for_the_pool() -> None:
     pool, wanted = make(hold_limit_seconds=0)
     with pytest.raises(TidegateError) as caught:
