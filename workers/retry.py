@@ -8,6 +8,8 @@ from wire.errors import ERRORS, ErrorKind
 #: The first gap; each next one is twice as long, up to the greatest. Seconds.
 _FIRST_GAP = 0.1
 _GREATEST_GAP = 5.0
+#: Callers that the gateway told the same time come back spread over this long after it. Seconds.
+_SPREAD_SECONDS = 1.0
 #: A call that cost this many replicas is at fault itself; trying on would take the pool down for everybody.
 MOST_LOST_REPLICAS = 3
 #: Triton's own answer, with status 500, when a process of its Python backend is dead: not the request is at fault, or
@@ -78,7 +80,11 @@ def next_step(attempts: Attempts, failure: CallFailure, remaining_seconds: float
         return GiveUp()
     # Doubling stops long before the exponent could grow without bound.
     gap = min(_GREATEST_GAP, _FIRST_GAP * 2.0 ** min(attempts.made - 1, 16))
-    least = _BROKEN_SECONDS if _says_replica_is_broken(failure) else failure.retry_after_seconds or 0.0
+    if _says_replica_is_broken(failure):
+        least = _BROKEN_SECONDS
+    else:
+        # Those who were told the same time shall not all come at that time.
+        least = 0.0 if failure.retry_after_seconds is None else failure.retry_after_seconds + dice * _SPREAD_SECONDS
     delay = max(gap * (0.5 + dice / 2), least)
     return Retry(delay) if delay < remaining_seconds else GiveUp(out_of_time=True)
 

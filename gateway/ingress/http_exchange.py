@@ -7,7 +7,7 @@ import asyncio
 from typing import Protocol
 
 from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE
-from gateway.ingress.http_wire import AnswerHead, Request
+from gateway.ingress.http_wire import AnswerHead, Request, with_retry_after
 from gateway.ingress.json_part import PART_LIMIT, JsonPart, may_name, sequence_of, timeout_of
 from gateway.ingress.placement import RESEND_LIMIT, Placement
 from gateway.ingress.upstream import UpstreamConnection, Upstreams
@@ -249,6 +249,8 @@ class Exchange(Placement[UpstreamConnection]):
         self._answer_started = True
         self._status = head.status
         raw = self._head_for_caller(head)
+        if head.status == 503:
+            raw = with_retry_after(raw, self._pool.retry_after_full(batch=self._head.batch))
         self._caller.write(raw + body if body else raw)
         if done:
             self._complete()

@@ -1,6 +1,7 @@
 """HTTP/1.1 as bytes: the head of a request, the head of an answer. No I/O. Where bodies end: http_body.py."""
 
 import json
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 from http import HTTPStatus
@@ -245,6 +246,13 @@ class AnswerHead:
         if keep_alive or not http_1_0:
             lines.append(b"Connection: keep-alive" if keep_alive else b"Connection: close")
         return b"\r\n".join((*lines, b"", b""))
+
+
+def with_retry_after(raw: bytes, seconds: float) -> bytes:
+    """The head of an answer, ``raw``, with a Retry-After of whole seconds, unless it has one."""
+    if b"\r\nretry-after:" in raw.lower():
+        return raw
+    return b"%b\r\nRetry-After: %d\r\n\r\n" % (raw[:-4], math.ceil(seconds))
 
 
 def render_answer(

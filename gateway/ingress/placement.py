@@ -265,7 +265,7 @@ class Placement(Generic[C]):
         if self._hold is not None and not self._hold.future.done():
             self._held_seconds = self._loop.time() - self._arrived
             message = f"the request's timeout of {timeout} us passed while it was held for pool '{self._pool.name}'"
-            retry_after = self._pool.retry_after_seconds
+            retry_after = self._pool.retry_after(batch=self._head.batch)
             self.fail(TidegateError(ErrorKind.QUEUE_TIMEOUT, message, retry_after_seconds=retry_after))
 
     def _expired(self) -> bool:

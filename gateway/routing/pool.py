@@ -239,6 +239,11 @@ class Pool:
         waiting = max(1, self._held.count(batch=batch))
         return min(max(1.0, waiting / pace), max(1.0, self.settings.routing.hold_limit_seconds))
 
+    def retry_after_full(self, *, batch: bool) -> float:
+        """The same after a replica said that it is full: at once, that is in the shortest time that can be told, unless
+        others wait here. Seconds."""
+        return self.retry_after(batch=batch) if self._held.count(batch=batch) else 1.0
+
     def load(self) -> PoolLoad:
         """This instance's load on the pool, for the autoscaler."""
         busy = self._in_flight > 0 or len(self._held) > 0

@@ -82,3 +82,17 @@ async def test_a_tenant_over_its_quota_gets_429_and_the_others_their_answers() -
             for _ in range(3):
                 assert (await ask(door.port, post(INFER, b"{}", *headers))).status == 200
     assert all(seen.header("tidegate-tenant") is None for seen in upstream.seen)
+
+
+async def test_a_full_queue_of_a_replica_gets_a_retry_after_and_the_replica_stays_in_use() -> None:
+    """A-021: Triton's own words, passed on."""
+    full = Reply(503, body=b'{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}')
+    async with Upstream(lambda _: full) as upstream, running_door(upstream.lease()) as door:
+        for _ in range(20):
+            answer = await ask(door.port, post(INFER))
+            assert (answer.status, answer.body, answer.header(ERROR_KIND_HEADER)) == (503, full.body, None)
+            assert answer.header("Retry-After") == "1"
+        assert len(upstream.seen) == 20
+        full.headers.append(("retry-after", "7"))
+        answer = await ask(door.port, post(INFER))
+        assert [value for name, value in answer.headers if name.lower() == "retry-after"] == ["7"]

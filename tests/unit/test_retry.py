@@ -32,8 +32,10 @@ def test_gaps_double_up_to_a_bound_and_are_spread() -> None:
     assert _step(_failure(None), dice=1.0) == Retry(0.1)
 
 
-def test_the_announced_time_is_waited_for() -> None:
-    assert _step(_failure(ErrorKind.NO_REPLICA, after=7.0)) == Retry(7.0)
+def test_the_announced_time_is_waited_for_and_then_not_all_come_at_once() -> None:
+    """A-022: no more than a fifth of those that were refused together come within any 100 ms."""
+    assert _step(_failure(ErrorKind.NO_REPLICA, after=7.0), dice=0.0) == Retry(7.0)
+    assert _step(_failure(ErrorKind.NO_REPLICA, after=7.0), dice=0.9) == Retry(7.9)
 
 
 def test_a_try_that_would_come_too_late_is_not_made() -> None:
