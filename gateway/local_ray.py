@@ -31,6 +31,8 @@ _RAY_ENVIRONMENT = {
     "RAY_enable_metrics_collection": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
+    # Ray runs workers at nice 15, so that they give way to itself; to us an instance is what callers wait for.
+    "RAY_worker_niceness": "0",
     # Ray's own log files live and end with the gateway; they may not fill a disk meanwhile.
     "RAY_ROTATION_MAX_BYTES": str(10 * 2**20),
     "RAY_ROTATION_BACKUP_COUNT": "1",

@@ -2,6 +2,9 @@
 
 It speaks HTTP/1.1, and HTTP/2 so well that a request with gRPC's five-byte prefix is a gRPC call. It takes any 2xx for
 success, and a gRPC error is a 200; so the answers' bytes are counted against what one good answer has.
+
+When its time is up h2load leaves with calls under way. Over gRPC that cancels them, and Triton 2.51 dies of that now
+and then (signal 11, no proxy needed); so there it is told a number of requests instead, from the rate seen last.
 """
 
 import math
@@ -33,18 +36,28 @@ class H2load:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._answer_bytes: dict[Work, int] = {}
+        self._rates: dict[tuple[Work, str], float] = {}
 
     def run(self, work: Work, side: Side, *, connections: int, streams: int = 1, seconds: float) -> Measured:
-        """``connections`` x ``streams`` callers for ``seconds``; only the first body of ``work`` is sent.
+        """``connections`` x ``streams`` callers for about ``seconds``; only the first body of ``work`` is sent.
 
         Raises:
             RuntimeError: h2load failed, or said something unexpected.
         """
         log = self._folder / "h2load.log"
         log.unlink(missing_ok=True)
-        load = ["-c", str(connections), "-m", str(streams), "-D", f"{seconds * 1000:.0f}ms", f"--log-file={log}"]
+        load = ["-c", str(connections), "-m", str(streams), f"--log-file={log}"]
+        if work.protocol == "http":
+            load += ["-D", f"{seconds * 1000:.0f}ms"]
+        else:
+            callers = connections * streams
+            known = self._rates.get((work, side.name))
+            load += ["-n", str(callers if known is None else max(callers, round(known * seconds)))]
         out = self._h2load(work, side, load, seconds + _PATIENCE_SECONDS)
         done, succeeded, data = _totals(out)
+        if work.protocol == "grpc":
+            seconds = _seconds(out)
+            self._rates[work, side.name] = done / seconds
         latencies = [int(line.rsplit(None, 1)[1]) * 1e-6 for line in log.read_text().splitlines()]
         missing_bytes = self._bytes_of_one(work, side) * succeeded - data
         short = math.ceil(missing_bytes / max(1, self._answer_bytes[work])) if missing_bytes > 0 else 0
@@ -69,6 +82,14 @@ class H2load:
         if ended.returncode:
             raise RuntimeError(f"h2load failed ({ended.returncode}): {ended.stderr.strip() or ended.stdout.strip()}")
         return ended.stdout
+
+
+def _seconds(out: str) -> float:
+    """How long the run took."""
+    finished = _FINISHED.search(out)
+    if finished is None:
+        raise RuntimeError(f"h2load said something unexpected: {out}")
+    return float(finished[1]) * _UNITS[finished[2]]
 
 
 def _totals(out: str) -> tuple[int, int, int]:

@@ -31,14 +31,16 @@ def descendants(root: int) -> list[Process]:
 
 def cpu_seconds(pids: Iterable[int]) -> float:
     """User plus system time of ``pids`` so far; processes that are gone count nothing."""
-    total = 0
-    for pid in pids:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        total += int(fields[11]) + int(fields[12])
-    return total / _TICKS
+    return sum(sum(user_and_system_seconds(pid)) for pid in pids)
+
+
+def user_and_system_seconds(pid: int) -> tuple[float, float]:
+    """CPU time of all threads so far, in the program and in the kernel; zeros for a process that is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0, 0.0
+    return int(fields[11]) / _TICKS, int(fields[12]) / _TICKS
 
 
 def _pids() -> list[int]:

@@ -43,6 +43,7 @@ async def test_life_of_a_gateway(valkey: RunningValkey, store: Store) -> None:
     settings = _settings()
     with gateway_process(settings, valkey.settings) as gateway:
         await asyncio.to_thread(gateway.wait_until_logged, "event=gateway-ready", 90)
+        assert os.getpriority(os.PRIO_PROCESS, gateway.instance_pid()) == os.getpriority(os.PRIO_PROCESS, 0)
         await _control_api_answers(settings)
         await _doors_and_metrics_answer(settings)
         await _held_request_goes_through(settings, store)

@@ -26,6 +26,8 @@ def _series(**rounds: list[tuple[int, float]]) -> Series:
 
 def test_h2load_is_understood() -> None:
     assert h2load._totals(_SAID) == (24691, 24690, 2962800)
+    assert h2load._seconds(_SAID) == 2.0
+    assert h2load._seconds(_SAID.replace("2.00s", "310.5ms")) == 0.3105
 
 
 def test_requests_as_they_stand_on_the_wire() -> None:
