@@ -9,6 +9,8 @@ _LENGTH_DELIMITED = 2
 _LONGEST_VARINT = 10
 #: Bytes that a field of each fixed-size wire type takes.
 _FIXED_BYTES = {1: 8, 5: 4}
+#: What the ends of a group, a form that is not written any more, add to how deep the reader is in groups.
+_GROUP = {3: 1, 4: -1}
 
 
 def first_string(message: bytes, number: int) -> str | None:
@@ -19,25 +21,29 @@ def first_string(message: bytes, number: int) -> str | None:
 
 def strings_in_prefix(message: bytes, numbers: Collection[int]) -> tuple[dict[int, str], bool]:
     """The strings in fields ``numbers``, read from the front of a message that may not be all there; and whether more
-    of it would change nothing: a later field has been seen, or something that cannot be read."""
+    of it would change nothing: all were found and a later field has been seen, or something that cannot be read.
+
+    Encoders write fields in order, so that nothing but tensors follows; but nothing says that they must."""
     found: dict[int, str] = {}
     last = max(numbers)
-    at = 0
+    at = depth = 0
     try:
         while at < len(message):
             tag, at = _varint(message, at)
             field, wire_type = tag >> 3, tag & 7
-            if field > last:
-                return found, True  # encoders write fields in order: nothing of interest follows, only tensors
+            if field > last and len(found) == len(numbers):
+                return found, True
             if wire_type == _LENGTH_DELIMITED:
                 length, at = _varint(message, at)
                 if at + length > len(message):
                     break
-                if field in numbers:
+                if field in numbers and not depth:
                     found[field] = bytes(message[at : at + length]).decode()
                 at += length
             elif wire_type == 0:
                 _, at = _varint(message, at)
+            elif wire_type in _GROUP:
+                depth = max(0, depth + _GROUP[wire_type])
             else:
                 at += _FIXED_BYTES[wire_type]
     except IndexError:
