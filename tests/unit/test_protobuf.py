@@ -20,12 +20,21 @@ def test_agrees_with_protobuf(name: str, version: str, tensor: bytes) -> None:
 FIELDS = st.lists(
     st.sampled_from(
         [
-            b"\x0a\x05model", b"\x12\x011", b"\x1a\x02id", b"\xf2\x3f\x03abc", b"\xf3\x3f\x0a\x01z\xf4\x3f", b"\xf0\x3f\x96\x01",
-            b"\xf5\x3f\x01\x02\x03\x04", b"\xf1\x3f\x01\x02\x03\x04\x05\x06\x07\x08", b"\x3a\x03\x0a\x01n", b"\x08\x07",
+            b"\x0a\x05model",
+            b"\x12\x011",
+            b"\x1a\x02id",
+            b"\x3a\x03\x0a\x01n",
+            b"\x08\x07",  # a number under the name's number
+            # Fields that are not known, one of each wire type.
+            b"\xf2\x3f\x03abc",
+            b"\xf3\x3f\x0a\x01z\xf4\x3f",
+            b"\xf0\x3f\x96\x01",
+            b"\xf5\x3f\x01\x02\x03\x04",
+            b"\xf1\x3f\x01\x02\x03\x04\x05\x06\x07\x08",
         ]
     ),
     max_size=8,
-)  # fmt: skip
+)
 
 
 @given(FIELDS)
