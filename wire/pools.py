@@ -23,6 +23,8 @@ class ModelSettings(SettingsModel):
     """Name of the model: its directory in the repository."""
     load: LoadMode = LoadMode.PRELOAD
     """When it is loaded: ``preload`` before the replica counts as ready."""
+    repeatable: bool = False
+    """Whether one request may run twice: then it is sent again, within the retry budget, when its connection broke."""
 
 
 class ScalingSettings(SettingsModel):
@@ -92,6 +94,11 @@ class RoutingSettings(SettingsModel):
     """Tenants by name, with ``weight``, ``requests_per_second`` and ``bytes_per_second``: the names of API keys or,
     where there are none, of the header ``tidegate-tenant``. All others count as one
     tenant without quotas."""
+    retry_budget_share: float = Field(default=0.1, ge=0, le=1)
+    """Requests to repeatable models that may be sent again, as a share of all of them; 0: none. Unit: share."""
+    first_byte_limit_seconds: float = Field(default=0.0, ge=0)
+    """A replica that has a whole request and does not begin to answer within this time is given up on; 0: it may
+    take as long as the request may. Streams are not bound by it. Unit: seconds."""
 
 
 class ReplicaSettings(SettingsModel):

@@ -10,13 +10,15 @@ from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE
 from gateway.ingress.http_wire import AnswerHead, Request, with_retry_after
 from gateway.ingress.json_part import PART_LIMIT, JsonPart, may_name, sequence_of, timeout_of
 from gateway.ingress.placement import RESEND_LIMIT, Placement
+from gateway.ingress.shape_guard import check_shapes, may_be_deadly
 from gateway.ingress.upstream import UpstreamConnection, Upstreams
+from gateway.routing.faults import sent_away
 from gateway.routing.pool import Pool, RequestHead
 from wire.errors import ErrorKind, TidegateError
 
 #: While a request has no connection yet, this much of its body is taken in; then its caller is not read. Bytes.
 _WAITING_BODY_LIMIT = 65536
-#: Up to this size, what was sent is kept until the body is complete, to send it again should the connection die.
+#: Up to this size, what was sent is kept until there is an answer, to send it again should that be allowed. Bytes.
 _REPLAY_LIMIT = 65536
 
 
@@ -202,6 +204,8 @@ class Exchange(Placement[UpstreamConnection]):
             return
         self._connection.write(data)
         self._remember(data)
+        if complete:
+            self._await_first_byte()
 
     def fail(self, error: TidegateError) -> None:
         """Give up with ``error``, or by breaking the transfer when the answer has begun."""
@@ -223,30 +227,52 @@ class Exchange(Placement[UpstreamConnection]):
     # -- to the replica -----------------------------------------------------------------------------------
 
     def _send_on(self, connection: UpstreamConnection) -> None:
+        request = self._request
+        body = b""
+        if self._waiting:
+            body = self._waiting[0] if len(self._waiting) == 1 else b"".join(self._waiting)
+            if may_be_deadly(request, body) and not self._is_harmless(body):
+                self._upstreams.put_back(connection)
+                return
+            self._waiting = []
+            self._waiting_bytes = 0
         self._connection = connection
         if self._caller.write_paused:
             connection.set_reading(wanted=False)
-        request = self._request
-        if not self._waiting:
-            connection.send(self, request.upstream_head)
-        else:
-            body = b"".join(self._waiting)
-            self._waiting = []
-            self._waiting_bytes = 0
-            connection.send(self, request.upstream_head + body)
+        connection.send(self, request.upstream_head + body)
+        if body:
             self._remember(body)
         self._invite()
+        if self._body_complete:
+            self._await_first_byte()
         self._caller.update_reading()
+
+    def _is_harmless(self, body: bytes) -> bool:
+        """Whether its replica survives it, as far as that is known; otherwise it has failed."""
+        try:
+            if self._head.slotted:
+                check_shapes(self._request, body)
+        except TidegateError as error:
+            self.fail(error)
+            return False
+        return True
 
     # -- from the replica ---------------------------------------------------------------------------------
 
     def on_answer(self, head: AnswerHead, body: bytes, *, done: bool) -> None:
+        if self._fault_timer is not None:
+            self._on_first_byte()
+        if done and (head.status == 503 or head.status == 404):
+            why = sent_away(unavailable=head.status == 503, message=body)
+            if why is not None and self._move():
+                return
         limit = self._upstreams.answer_limit_bytes
         if head.body_bytes > limit:
             message = f"the answer of {head.body_bytes} bytes is larger than body_limit_bytes ({limit})"
             self.fail(TidegateError(ErrorKind.TOO_LARGE, message))
             return
         self._answer_started = True
+        self._replay = None
         self._status = head.status
         raw = self._head_for_caller(head)
         if head.status == 503:
@@ -282,23 +308,34 @@ class Exchange(Placement[UpstreamConnection]):
         unreached = not self._body_complete or self._request.method == b"GET"
         if self._answer_started or not unreached:
             message = f"the replica was lost before it had answered; the request may have run ({reason})"
-            self.fail(TidegateError(ErrorKind.REPLICA_LOST, message))
-        elif self._replay is None or self._resent == RESEND_LIMIT:
+            error = TidegateError(ErrorKind.REPLICA_LOST, message)
+            if self._answer_started:
+                self.fail(error)
+            else:
+                self._repeat_unless_died(error)
+        elif self._resent == RESEND_LIMIT or not self._take_back():
             message = "the replica was lost before it had the whole request; it did not run"
             self.fail(TidegateError(ErrorKind.REPLICA_UNREACHABLE, message))
         else:
-            self._send_again(connection, self._replay)
+            self._resent += 1
+            if connection.reused:
+                # It was stale, which says little about the replica and much about its other old connections.
+                self._upstreams.forget_idle_of(connection.replica_id)
+            self._elsewhere(unreached=not connection.reused)
+            self._caller.update_reading()
 
-    def _send_again(self, lost: UpstreamConnection, replay: list[bytes]) -> None:
-        self._resent += 1
+    def _take_back(self) -> bool:
+        replay = self._replay
+        if replay is None or self._answer_started:
+            return False
         self._waiting, self._waiting_bytes = replay, self._replay_bytes
         self._replay, self._replay_bytes = [], 0
         self.upstream_writable = True
-        if lost.reused:
-            # That connection was stale, which says little about the replica and much about its other old ones.
-            self._upstreams.forget_idle_of(lost.replica_id)
-        self._elsewhere(unreached=not lost.reused)
-        self._caller.update_reading()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.finish(reusable=self._body_complete)
+        self._on_first_byte()
+        return True
 
     def on_upstream_writable(self, *, writable: bool) -> None:
         self.upstream_writable = writable
@@ -316,7 +353,7 @@ class Exchange(Placement[UpstreamConnection]):
         if self._replay is None:
             return
         self._replay_bytes += len(data)
-        if self._body_complete or self._replay_bytes > _REPLAY_LIMIT:
+        if self._replay_bytes > _REPLAY_LIMIT:
             self._replay = None
         else:
             self._replay.append(data)

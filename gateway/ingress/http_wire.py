@@ -119,7 +119,8 @@ class Request:
 
     ``body_bytes`` is the length of its body, or CHUNKED; ``timeout_ms`` the text of TIMEOUT_HEADER, if it came;
     ``declared_class`` that of CLASS_HEADER, ``tenant`` that of TENANT_HEADER;
-    ``authorization`` the Authorization header if it holds a key of ours; ``upstream_head`` the head as it is sent on.
+    ``authorization`` the Authorization header if it holds a key of ours; ``upstream_head`` the head as it is sent on;
+    ``wrapped`` whether the body's bytes are not yet its content: chunked, or with a Content-Encoding.
     """
 
     __slots__ = (
@@ -137,6 +138,7 @@ class Request:
         "tenant",
         "timeout_ms",
         "upstream_head",
+        "wrapped",
     )
 
     def __init__(self, method: bytes, target: bytes, version: bytes, headers: list[tuple[bytes, bytes]]) -> None:
@@ -169,6 +171,8 @@ class Request:
             if dropped:
                 forwarded[1:] = [line for line in forwarded[1:] if line.partition(b":")[0].lower() not in dropped]
         self.upstream_head = b"\r\n".join(forwarded) + self._framing + b"\r\n"
+        encoded = any(name.lower() == b"content-encoding" and value != b"identity" for name, value in headers)
+        self.wrapped = encoded or self.body_bytes == CHUNKED
 
     def _take(self, key: bytes, value: bytes) -> None:
         """Take in a header that is not forwarded as it is."""

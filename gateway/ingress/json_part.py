@@ -7,7 +7,6 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from gateway.ingress.http_body import CHUNKED, ChunkScanner, MalformedError
@@ -125,14 +124,7 @@ def timeout_parameter(parameters: Mapping[str, Any]) -> int | None:
 def may_name(word: bytes, request: Request, body: bytes) -> bool:
     """Whether the JSON part of a request of which ``body`` has come could hold a member of that name: a quick look,
     so that most need no other. What is chunked or compressed could hold anything."""
-    if b'"%b"' % word in body or request.body_bytes == CHUNKED:
-        return True
-    return _is_compressed(request.upstream_head)
-
-
-@lru_cache(maxsize=1024)
-def _is_compressed(head: bytes) -> bool:
-    return _ENCODING(head) is not None
+    return request.wrapped or b'"%b"' % word in body
 
 
 def _keep(found: dict[str, Any], key: str | None, raw: bytes) -> None:

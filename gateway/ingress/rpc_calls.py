@@ -130,6 +130,12 @@ class AnswerHead:
     block: bytes
     trailers: bytes
     """The block for a caller that has an answer's head already."""
+    message: bytes = b""
+    """What it says of its status."""
+
+    def with_retry_after(self, seconds: float) -> bytes:
+        """The block with ``retry-after``, for an answer that is a status and nothing else."""
+        return self.block + encode([(b"retry-after", b"%d" % math.ceil(seconds))])
 
 
 def read_call(fields: Fields) -> CallHead:
@@ -178,15 +184,17 @@ def read_call(fields: Fields) -> CallHead:
 def read_answer(fields: Fields) -> AnswerHead:
     """Raises MalformedError."""
     check_answer(fields)
-    status, grpc_status = None, None
+    status, grpc_status, message = None, None, b""
     for name, value in fields:
         if name == b":status":
             status = int(value) if value.isdigit() else 0
         elif name == b"grpc-status":
             grpc_status = int(value) if value.isdigit() else UNKNOWN
+        elif name == b"grpc-message":
+            message = value
     block = encode(fields)
     trailers = block if status is None else encode(field for field in fields if field[0] not in _OF_HEAD)
-    return AnswerHead(status, grpc_status, block, trailers)
+    return AnswerHead(status, grpc_status, block, trailers, message)
 
 
 #: The head and the trailers of an answer that is all well.

@@ -27,6 +27,7 @@ from gateway.ingress.rpc_messages import PREFIX_LENGTH, FirstMessage, MessageMet
 from gateway.ingress.rpc_routes import PREFIX_LIMIT, Routes, Target, stream_error
 from gateway.ingress.rpc_sequences import StreamSequences, leaving_error, parameters_in, sequence_of
 from gateway.ingress.rpc_upstream import UpstreamConnection, Upstreams
+from gateway.routing.faults import SentAway, sent_away
 from gateway.routing.pool import RequestHead
 from wire.errors import ErrorKind, TidegateError
 
@@ -39,6 +40,9 @@ _CLOCK_SECONDS = 0.001
 _UNREAD_LIMIT = 65536
 #: A replica that gives up this close to the deadline does so because of it. Seconds.
 _DEADLINE_SLACK = 0.05
+_UNAVAILABLE = 14
+#: gRPC statuses with which a replica may send a call away: NOT_FOUND, UNAVAILABLE.
+_SENT_AWAY = frozenset((5, _UNAVAILABLE))
 #: gRPC statuses that callers make of a reset stream; of other codes they make INTERNAL.
 _STATUS_OF_RESET = {Code.REFUSED_STREAM: 14, Code.CANCEL: 1, Code.ENHANCE_YOUR_CALM: 8}
 
@@ -172,7 +176,7 @@ class RpcStream(Placement[UpstreamConnection]):
     def leave(self) -> None:
         """The replica, or this instance, leaves: a two-way stream ends behind the message that is under way. What the
         replica still has to answer comes through."""
-        if self._ended or self._leaving or self._call.method is None or self._call.method.kind is not Kind.STREAM:
+        if self._ended or self._leaving or not self._is_stream:
             return
         self._leaving = True
         if self._up is not None:
@@ -317,6 +321,10 @@ class RpcStream(Placement[UpstreamConnection]):
 
     # -- to the replica -----------------------------------------------------------------------------------
 
+    @property
+    def _is_stream(self) -> bool:
+        return self._call.method is not None and self._call.method.kind is Kind.STREAM
+
     def _own_timeout(self) -> int | None:
         method, pending = self._call.method, self._pending
         if method is None or not method.has_parameters or not (b"timeout" in pending or pending[:1] == b"\1"):
@@ -331,7 +339,7 @@ class RpcStream(Placement[UpstreamConnection]):
             if now - self._arrived > _CLOCK_SECONDS:
                 block = self._call.block_with(self._deadline - now)
         self._up = up = connection.open(self, block)
-        if self._pool.sequences.models and self._call.method is not None and self._call.method.kind is Kind.STREAM:
+        if self._pool.sequences.models and self._is_stream:
             self._sort_messages(connection.replica_id)
         up.source, self._caller.source = self._caller, up
         if self._pending or self._request_done:
@@ -374,16 +382,22 @@ class RpcStream(Placement[UpstreamConnection]):
             else:
                 replay.append(data)
         up.send(data, end=end)
+        if end and not self._is_stream:
+            self._await_first_byte()
 
     # -- from the replica ---------------------------------------------------------------------------------
 
     def on_answer_headers(self, head: AnswerHead, *, end: bool) -> None:
         if self._ended:
             return
+        if self._fault_timer is not None:
+            self._on_first_byte()
         if head.status is None and not self._headed:
             self.on_nonsense()
         elif end:
             status = UNKNOWN if head.grpc_status is None else head.grpc_status
+            if status in _SENT_AWAY and not self._headed and self._was_sent_away(head):
+                return
             self._complete(status, head.trailers if self._started else head.block)
         elif head.status is not None and head.status >= 200:
             self._replay = None
@@ -391,6 +405,16 @@ class RpcStream(Placement[UpstreamConnection]):
             if not self._started:
                 self._started = True
                 self._caller.carrier.put_headers(self._caller.stream_id, head.block, end_stream=False)
+
+    def _was_sent_away(self, head: AnswerHead) -> bool:
+        """Whether that was said already: the call is on its way elsewhere, or over."""
+        why = sent_away(unavailable=head.grpc_status == _UNAVAILABLE, message=head.message)
+        if why is not None and self._move():
+            return True
+        if why is SentAway.QUEUE_FULL and not self._started:
+            self._complete(_UNAVAILABLE, head.with_retry_after(self._pool.retry_after_full(batch=self._head.batch)))
+            return True
+        return False
 
     def on_answer_data(self, data: bytes, *, end: bool) -> None:
         if self._ended:
@@ -445,23 +469,42 @@ class RpcStream(Placement[UpstreamConnection]):
         first_end = self._meter.first_end
         if self._started or (first_end is not None and up.sent >= first_end):
             message = "the replica was lost after the request was sent; the request may have run"
-            self.fail(TidegateError(ErrorKind.REPLICA_LOST, message))
+            error = TidegateError(ErrorKind.REPLICA_LOST, message)
+            if self._started or self._is_stream:
+                self.fail(error)
+            else:
+                self._repeat_unless_died(error)
         else:
             # A model runs when it has its whole input.
             self._again(unreached=True)
 
     def _again(self, *, unreached: bool) -> None:
         """To another replica, if what was sent to this one is still there."""
-        replay = self._replay
-        if replay is None or self._resent == RESEND_LIMIT or self._started:
+        if self._resent == RESEND_LIMIT or not self._take_back():
             message = "the replica was lost before it had the whole request; it did not run"
             self.fail(TidegateError(ErrorKind.REPLICA_UNREACHABLE, message))
             return
         self._resent += 1
-        self._up = self._caller.source = None
+        self._elsewhere(unreached=unreached)
+
+    def _take_back(self) -> bool:
+        replay = self._replay
+        if replay is None or self._started:
+            return False
+        self._let_go()
         self._cut = self._headed = False
         self._pending, self._replay, self._replay_bytes = b"".join(replay), [], 0
-        self._elsewhere(unreached=unreached)
+        self._on_first_byte()
+        return True
+
+    def _let_go(self) -> None:
+        """Of the stream to the replica."""
+        self._caller.source = None
+        up, self._up = self._up, None
+        if up is not None:
+            up.source = None
+            if not (up.in_done and up.out_done):
+                up.reset(Code.CANCEL)
 
     # -- the end ------------------------------------------------------------------------------------------
 
@@ -469,12 +512,7 @@ class RpcStream(Placement[UpstreamConnection]):
         """Give everything back."""
         self._give_back(well=status == 0)
         self._replay = None
-        self._caller.source = None
-        up, self._up = self._up, None
-        if up is not None:
-            up.source = None
-            if not (up.in_done and up.out_done):
-                up.reset(Code.CANCEL)
+        self._let_go()
         if self._pending:
             self._caller.pass_on(len(self._pending))
             self._pending = b""

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from gateway.routing.drain_rate import DrainRate
+from gateway.routing.faults import Faults
 from gateway.routing.policy import POLICIES
 from gateway.routing.queue import HoldQueue, RequestHead
 from gateway.routing.quota import Quota
@@ -70,6 +71,7 @@ class Pool:
         )
         self._drained = {False: DrainRate(), True: DrainRate()}
         self.sequences = Sequences(self, clock)
+        self.faults = Faults(settings)
         self._listeners: list[Callable[[Pool], None]] = []
         self._turn = 0
         self._in_flight_jobs = 0
