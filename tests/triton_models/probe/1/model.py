@@ -31,6 +31,6 @@ def _told(request):
         "flags": request.flags(),
         "timeout": request.timeout(),
         "parameters": json.loads(request.parameters() or "{}"),
-        "wanted": request.requested_output_names(),
+        "wanted": sorted(request.requested_output_names()),
     }
     return json.dumps(told, sort_keys=True)
