@@ -55,15 +55,16 @@ def strings_in_prefix(message: bytes, numbers: Collection[int]) -> tuple[dict[in
 
 def messages_in_prefix(message: bytes, number: int) -> tuple[list[bytes], bool]:
     """The embedded messages in field ``number`` of a message that may not be all there; and whether more of it would
-    add none: a later field has been seen, or something that cannot be read."""
+    add none: a later field has been seen, as encoders write fields in order, or something that cannot be read. Of what
+    is there all is looked at, in whatever order it comes."""
     found: list[bytes] = []
     at = 0
+    later = False
     try:
         while at < len(message):
             tag, at = _varint(message, at)
             field, wire_type = tag >> 3, tag & 7
-            if field > number:
-                return found, True
+            later = later or field > number
             if wire_type == _LENGTH_DELIMITED:
                 length, at = _varint(message, at)
                 if at + length > len(message):
@@ -76,10 +77,10 @@ def messages_in_prefix(message: bytes, number: int) -> tuple[list[bytes], bool]:
             else:
                 at += _FIXED_BYTES[wire_type]
     except IndexError:
-        return found, len(message) - at >= _LONGEST_VARINT
+        return found, later or len(message) - at >= _LONGEST_VARINT
     except KeyError:
         return found, True
-    return found, False
+    return found, later
 
 
 def scalars(message: bytes) -> dict[int, int | bytes]:

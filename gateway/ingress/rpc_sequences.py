@@ -53,13 +53,25 @@ def sequence_of(data: bytes, encoding: bytes, model: str, *, last: bool) -> tupl
 class StreamSequences:
     """Sorts the messages of one stream to one replica: those that go there, and those that are refused."""
 
-    __slots__ = ("_encoding", "_front", "_keys", "_left", "_refused", "_replica", "_sequences", "answers", "dropped")
+    __slots__ = (
+        "_encoding",
+        "_front",
+        "_keys",
+        "_left",
+        "_look_at",
+        "_refused",
+        "_replica",
+        "_sequences",
+        "answers",
+        "dropped",
+    )
 
     def __init__(self, sequences: Sequences, encoding: bytes, replica: str) -> None:
         self._sequences = sequences
         self._encoding = encoding
         self._replica = replica
-        self._front = b""  # of a message about which nothing is decided yet
+        self._front = bytearray()  # of a message about which nothing is decided yet
+        self._look_at = 0  # its size at which to look again: not at every crumb
         self._left = 0  # of a message that is decided
         self._refused = False
         self._keys: set[tuple[str, str]] = set()
@@ -74,10 +86,14 @@ class StreamSequences:
         self.answers, self.dropped = [], 0
         while data:
             if not self._left:
-                data = self._front + data
-                self._front = b""
+                if self._front:
+                    self._front += data
+                    if len(self._front) < self._look_at and not last:
+                        break
+                    data, self._front = bytes(self._front), bytearray()
                 if not self._decide(data, last=last):
-                    self._front = data
+                    self._front += data
+                    self._look_at = self._next_look(data)
                     break
             piece, data = data[: self._left], data[self._left :]
             self._left -= len(piece)
@@ -91,6 +107,12 @@ class StreamSequences:
         """Whether a sequence that came over this stream still lives on its replica."""
         self._keys = {key for key in self._keys if self._sequences.lives_on(key, self._replica)}
         return bool(self._keys)
+
+    def _next_look(self, data: bytes) -> int:
+        """When the message is there, at the latest; before that whenever it has doubled."""
+        if len(data) < PREFIX_LENGTH:
+            return PREFIX_LENGTH
+        return min(2 * len(data), PREFIX_LENGTH + int.from_bytes(data[1:PREFIX_LENGTH]))
 
     def _decide(self, data: bytes, *, last: bool) -> bool:
         """Look at a message of which ``data`` is the front; False while more of it has to come."""

@@ -293,8 +293,7 @@ class RpcStream(Placement[UpstreamConnection]):
                 self.fail(error)
             return False
         if self._caller.waiting_bytes > _UNREAD_LIMIT:
-            message = f"more than {_UNREAD_LIMIT} bytes of errors wait on this stream to be read"
-            self.fail(TidegateError(ErrorKind.TOO_LARGE, message))
+            self._fail_unread()
             return False
         self._start_answer()
         self._caller.send(framed(answer))
@@ -302,6 +301,10 @@ class RpcStream(Placement[UpstreamConnection]):
         self._skip = max(0, end - len(data))
         self._pending = data[end:]
         return True
+
+    def _fail_unread(self) -> None:
+        message = f"more than {_UNREAD_LIMIT} bytes of errors wait on this stream to be read"
+        self.fail(TidegateError(ErrorKind.TOO_LARGE, message))
 
     def _start_answer(self) -> None:
         if not self._started:
@@ -366,6 +369,9 @@ class RpcStream(Placement[UpstreamConnection]):
         for answer in sorter.answers:
             self._start_answer()
             self._caller.send(framed(answer))
+        if sorter.answers and self._caller.waiting_bytes > _UNREAD_LIMIT:
+            self._fail_unread()
+            return
         if sorter.dropped:
             self._caller.pass_on(sorter.dropped)
         if passed or end:

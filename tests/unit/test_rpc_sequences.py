@@ -36,6 +36,8 @@ def test_parameters_agree_with_protobuf() -> None:
         "sequence_id": 2**64 - 1
     }
     assert parameters_in(FirstMessage(framed(b"\x22\x05abc"), b"identity", last=True), enough=False) == {}
+    late = pb.ModelInferRequest(raw_input_contents=[bytes(99)]).SerializeToString() + unsigned.SerializeToString()
+    assert parameters_in(FirstMessage(framed(late), b"identity", last=True), enough=False) == {"sequence_id": 2**64 - 1}
 
 
 @pytest.mark.parametrize("encoding", [b"identity", b"gzip"])
