@@ -9,7 +9,7 @@ import contextlib
 import errno
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from gateway.ingress.http_door import HttpDoor
 from gateway.ingress.rpc_door import GrpcDoor
 from gateway.pool_wide.service import PoolWide
 from gateway.ports import PortTakenError
+from gateway.routing.pool import Pool
 from gateway.routing.router import Router
 from gateway.settings import InstanceSettings
 from gateway.telemetry import MetricsListener, Telemetry
@@ -28,12 +29,17 @@ from stores.membership import CatalogueStore, GatewayDirectory, ReplicaDirectory
 from stores.scaling import Activations
 from stores.sequences import SequencePlaces
 from stores.store import Store
+from wire.errors import ErrorKind, TidegateError
 from wire.membership import GatewayReport
 
 log = logging.getLogger(__name__)
 
 #: Longest wait for the store when leaving. Seconds.
 _TELL_SECONDS = 2.0
+
+#: A pool that was asked for shows its first replica within this time; how often it is looked for. Seconds.
+_WAKE_SECONDS = 2.0
+_LOOK_SECONDS = 0.1
 
 T = TypeVar("T")
 
@@ -98,9 +104,11 @@ class DataPlane:
 
     async def drain(self) -> None:
         """Take nothing new, finish what is there within the drain limit, leave."""
+        refusing = asyncio.create_task(refuse_in_vain(self._router.pools.values()))
         await asyncio.gather(
             self._tell(draining=True), self._close_doors(limit_seconds=self._gateway.drain_limit_seconds)
         )
+        refusing.cancel()
         await self._metrics.stop()
         if self._following is not None:
             self._following.cancel()
@@ -124,6 +132,21 @@ class DataPlane:
     async def _close_doors(self, limit_seconds: float) -> None:
         await asyncio.gather(self._http.drain(limit_seconds), self._grpc.drain(limit_seconds))
         self._pool_wide.close()
+
+
+async def refuse_in_vain(pools: Collection[Pool]) -> None:
+    """While an instance leaves: requests held for a pool that has no replica, and for a while none coming, are told to
+    try elsewhere. Who could wake it may be gone, as after a crash of what started us all. Runs until cancelled."""
+    loop = asyncio.get_running_loop()
+    alone_since: dict[str, float] = {}
+    while True:
+        for pool in pools:
+            if pool.has_coming_replica or not pool.held:
+                alone_since.pop(pool.name, None)
+            elif loop.time() - alone_since.setdefault(pool.name, loop.time()) >= _WAKE_SECONDS:
+                message = f"this gateway instance is leaving, and pool '{pool.name}' has no replica; try again"
+                pool.refuse_held(TidegateError(ErrorKind.DRAINING, message, retry_after_seconds=1.0))
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 class DataPlaneThread:

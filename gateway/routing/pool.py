@@ -204,6 +204,12 @@ class Pool:
         return any(model is None or model in lease.models for lease in ready)
 
     @property
+    def has_coming_replica(self) -> bool:
+        """Whether a replica is ready or about to be."""
+        coming = (ReplicaState.READY, ReplicaState.WARMING, ReplicaState.STARTING)
+        return any(slots.lease.state in coming for slots in self._replicas.values())
+
+    @property
     def model_names(self) -> frozenset[str]:
         """The models that can be served: those of the settings, but for what operators have changed."""
         return (frozenset(self.settings.model_names) | self.loaded) - self.unloaded
@@ -383,6 +389,10 @@ class Pool:
         now = self._clock()
         self._drained[hold.head.batch].on_grant(now)
         hold.grant(self._take(place, hold.head, held_seconds=now - hold.since))
+
+    def refuse_held(self, error: TidegateError) -> None:
+        """Every held request ends with ``error``."""
+        self._held.serve(lambda _: True, lambda hold, _: hold.refuse(error))
 
     def on_hold_end(self, hold: Hold) -> None:
         self._held.remove(hold)

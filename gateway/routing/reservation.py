@@ -90,6 +90,12 @@ class Hold:
         else:
             self.future.set_result(reservation)
 
+    def refuse(self, error: TidegateError) -> None:
+        """There will be no slot; it has left the queue already."""
+        self._timer.cancel()
+        if not self.future.done():
+            self.future.set_exception(error)
+
     def cancel(self) -> None:
         """The caller is gone: leave the queue, and give back a slot that was granted in the same instant."""
         self._timer.cancel()
