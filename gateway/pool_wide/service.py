@@ -6,6 +6,7 @@ and nothing is lost with a gateway.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import logging
@@ -152,7 +153,7 @@ class PoolWide:
         if not undoes and not any(pool.has_ready_replica for pool in pools):
             # It can be refused, so it needs a replica. Unloading cannot: it is written down for the next one.
             (await pools[0].reserve(head)).release()
-        answers = await asyncio.gather(*(self._shielded(self._change_pool(pool, asked)) for pool in pools))
+        answers = await asyncio.gather(*(self._shielded(self._change_pool(pool, asked, head)) for pool in pools))
         told = [answer for of_pool in answers for answer in of_pool]
         if not told and undoes:
             return nothing
@@ -170,8 +171,13 @@ class PoolWide:
         answers: list[CallAnswer] = await asyncio.shield(task)
         return answers
 
-    async def _change_pool(self, pool: Pool, asked: Asked) -> list[CallAnswer]:
+    async def _change_pool(self, pool: Pool, asked: Asked, head: RequestHead) -> list[CallAnswer]:
         """Write the change down, wait for the replicas that are ready, and forget what it made obsolete."""
+        # A pool that makes a change is not idle; one that is too busy to give a slot is not either.
+        with pool.try_reserve(head) or contextlib.nullcontext():
+            return await self._write_and_wait(pool, asked)
+
+    async def _write_and_wait(self, pool: Pool, asked: Asked) -> list[CallAnswer]:
         kind = asked.operation.change
         assert kind is not None
         change = Change(

@@ -194,8 +194,7 @@ class Pool:
         if self.has_ready_replica_for(model):
             return model
         if not self.has_ready_replica:
-            message = f"Request for unknown model: '{model}' has no available versions"
-            raise TidegateError(ErrorKind.NOT_FOUND, message)
+            raise _has_no_versions(model)
         return None
 
     def has_ready_replica_for(self, model: str | None) -> bool:
@@ -390,6 +389,15 @@ class Pool:
         self._drained[hold.head.batch].on_grant(now)
         hold.grant(self._take(place, hold.head, held_seconds=now - hold.since))
 
+    def refuse_unloaded(self) -> None:
+        """Requests held for a model that operators have unloaded end as later ones do: nothing brings it back."""
+        gone = {model for model in self.unloaded if not self.has_ready_replica_for(model)}
+        if gone and self._held:
+            self._held.serve(
+                lambda head: True if head.model in gone else None,
+                lambda hold, _: hold.refuse(_has_no_versions(hold.head.model or "")),
+            )
+
     def refuse_held(self, error: TidegateError) -> None:
         """Every held request ends with ``error``."""
         self._held.serve(lambda _: True, lambda hold, _: hold.refuse(error))
@@ -408,3 +416,8 @@ class Pool:
             what += f" (the last one that started failed: {self._failure})"
         retry_after = self.retry_after(batch=head.batch)
         return TidegateError(kind, f"{what}; retry in {math.ceil(retry_after)} s", retry_after_seconds=retry_after)
+
+
+def _has_no_versions(model: str) -> TidegateError:
+    """As Triton says it."""
+    return TidegateError(ErrorKind.NOT_FOUND, f"Request for unknown model: '{model}' has no available versions")

@@ -122,6 +122,7 @@ class Router:
             changes = await self._changes.after(pool.name)
             pool.loaded, pool.unloaded = loaded(changes), unloaded(changes)
             pool.update([*leases, *self._not_believed_gone(pool, leases)])
+            pool.refuse_unloaded()
             self._map_models()
             if pool.catalogue is None or self._may_be_new(pool):
                 pool.catalogue = await self._catalogues.get(pool.name)

@@ -18,12 +18,13 @@ import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException, shared_memory
 
+from gateway.access import digest
 from gateway.at_zero import AtZero
 from gateway.ingress.http_door import HttpDoor
 from gateway.ingress.rpc_door import GrpcDoor
 from gateway.pool_wide.service import PoolWide
 from gateway.routing.router import Router
-from gateway.settings import GatewaySettings
+from gateway.settings import ApiKeySettings, GatewaySettings, Role
 from stores.changes import ChangeStore
 from stores.membership import CatalogueStore, GatewayDirectory, ReplicaDirectory
 from stores.scaling import Activations
@@ -413,6 +414,15 @@ async def test_what_is_refused(valkey: RunningValkey, store: Store) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await gateway.call("CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest())
         assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    key = ApiKeySettings(tenant="scans", sha256=digest(b"tidegate_known"), role=Role.CALLER)
+    async with running_gateway(store, "keys", api_keys=(key,)) as gateway:
+        load = "/v2/repository/models/ident/load"
+        assert (await gateway.post(load)).status == 401
+        known = await ask(gateway.http, post(load, b"", "Authorization: Bearer tidegate_known"))
+        assert known.status == 403
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await gateway.call("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="ident"))
+        assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
     async with running_gateway(store, "closed", operator_endpoints=False) as gateway:
         for path in ("/v2/repository/models/ident/load", "/v2/repository/index", "/v2/logging"):
             assert (await gateway.post(path)).status == 501

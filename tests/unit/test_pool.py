@@ -524,3 +524,24 @@ async def test_whatever_happens_slots_are_counted_right_and_nobody_starves(seed:
         chaos.collect()
         assert len(chaos.holds) < waiting or not waiting
     chaos.check()
+
+
+@virtual
+async def test_requests_held_for_an_unloaded_model_do_not_wait_for_it() -> None:
+    """In Triton's words; those for other models wait on."""
+    pool, _ = make()
+    pool.update([lease("a", ReplicaState.READY, "classifier")])
+    gone, stays = pool.hold(SEG), pool.hold(RequestHead("other"))
+    pool.unloaded = frozenset(("segmenter",))
+    pool.refuse_unloaded()
+    error = error_of(gone)
+    assert error.kind is ErrorKind.NOT_FOUND
+    assert error.message == "Request for unknown model: 'segmenter' has no available versions"
+    assert not stays.future.done()
+    stays.cancel()
+    assert pool.who_answers_for("segmenter") is None
+    pool.update([lease("a", ReplicaState.READY, "segmenter")])
+    assert pool.who_answers_for("segmenter") == "segmenter"
+    pool.update([])
+    with pytest.raises(TidegateError, match="no available versions"):
+        pool.who_answers_for("segmenter")
