@@ -212,6 +212,8 @@ class AnswerHead:
         first = lines[0]
         if not first.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")) or not first[9:12].isdigit():
             raise MalformedError("malformed HTTP answer: no status line")
+        if b"\0" in raw or not raw.count(b"\r") == raw.count(b"\n") == len(lines) + 1:
+            raise MalformedError("malformed HTTP answer: a control character that two readers could read differently")
         self.raw = raw
         self.status = int(first[9:12])
         self.keep_alive = first[7:8] == b"1"

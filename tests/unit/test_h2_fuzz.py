@@ -2,7 +2,8 @@
 grant and however their bytes are cut, each call's bytes come through; and what a hostile peer may cost is bounded."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -356,3 +357,77 @@ def test_a_request_in_crumbs_is_looked_at_now_and_then(name: str, monkeypatch: p
             assert looks < 40
 
     run_on_wires(story)
+
+
+# -- frames that nobody should send -------------------------------------------------------------------------
+
+PAYLOADS = st.one_of(
+    st.sampled_from(
+        [b"", bytes(4), bytes(5), bytes(6), bytes(8), b"\0\0\0\x08", b"\0\4\0\0\0\0", BLOCK, infer(b"x" * 30)]
+    ),
+    st.binary(max_size=40),
+)
+FRAMES = st.lists(
+    st.tuples(
+        st.integers(0, 11),
+        st.sampled_from((0, 1, 4, 5, 8, 0x20, 0x2D, 0xFF)),
+        st.sampled_from((0, 1, 2, 3, 5)),
+        PAYLOADS,
+    ),
+    max_size=25,
+)
+
+
+@given(FRAMES, SIZES)
+def test_whatever_frames_a_caller_sends_the_door_lives(sent: list[frames.Frame], sizes: tuple[int, ...]) -> None:
+    async def story(loop: WireLoop) -> None:
+        async with scene(loop) as it:
+            it.caller_wire.deliver(PREFACE + b"".join(frames.frame(*each) for each in sent), sizes)
+            for _ in range(4):
+                await turns(4)
+                for replica in it.replicas:
+                    replica.move()
+
+    with no_failures():
+        run_on_wires(story)
+
+
+@given(FRAMES, SIZES)
+def test_whatever_frames_a_replica_sends_the_call_ends_with_its_connection(
+    sent: list[frames.Frame], sizes: tuple[int, ...]
+) -> None:
+    async def story(loop: WireLoop) -> None:
+        async with scene(loop) as it:
+            wires: list[Wire] = []
+            loop.on_dialled = wires.append
+            it.caller_wire.deliver(PREFACE + raw_head(1) + frames.frame(frames.DATA, frames.END_STREAM, 1, infer()))
+            await turns(6)
+            wires[0].deliver(frames.settings_frame({}))
+            await turns(6)
+            wires[0].deliver(b"".join(frames.frame(*each) for each in sent), sizes)
+            await turns(6)
+            it.pool.update([])
+            for wire in wires:
+                wire.end()
+            await turns(6)
+            got = frames.FrameReader().feed(bytes(it.caller_wire.sent))
+            assert any(
+                i == 1 and (kind == frames.RST_STREAM or flags & frames.END_STREAM) for kind, flags, i, _ in got
+            ) or (it.pool.held)
+
+    with no_failures():
+        run_on_wires(story)
+
+
+@contextlib.contextmanager
+def no_failures() -> Iterator[None]:
+    """A connection that runs into an error of its own logs it, and goes."""
+    seen: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = seen.append  # type: ignore[method-assign]
+    logging.getLogger("gateway").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("gateway").removeHandler(handler)
+    assert not [record for record in seen if record.levelno >= logging.ERROR]

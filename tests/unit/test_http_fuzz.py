@@ -419,3 +419,119 @@ def test_noise_is_refused(raw: bytes, sizes: tuple[int, ...]) -> None:
     answers, upstream, _ = outcome(raw + b"\r\n\r\n" + SMUGGLED, sizes)
     assert not upstream or not raw.strip(b"\r\n")
     assert len(answers) <= 1
+
+
+# -- what a replica may send --------------------------------------------------------------------------------
+
+ANSWERS = [
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 5\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x\r\nde\r\n0\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}",
+    b"HTTP/1.0 200 OK\r\n\r\nuntil the end",
+]
+
+
+def answered(raw: bytes, sizes: tuple[int, ...]) -> tuple[bytes, bool]:
+    """What the caller got for one request that a replica answers with ``raw`` and the end of its connection, and
+    whether the caller's connection was broken."""
+    out: list[Any] = []
+
+    async def story(loop: WireLoop) -> None:
+        async with scene(loop) as it:
+            loop.on_dialled = lambda wire: None
+            it.caller.deliver(with_lines(b"Content-Length: 2", tail=b"{}"))
+            await it.settle()
+            it.dialled[0].deliver(raw, sizes)
+            it.dialled[0].end()
+            await it.settle()
+            out[:] = [bytes(it.caller.sent), it.caller.aborted]
+
+    run_on_wires(story)
+    return out[0], out[1]
+
+
+@settings(max_examples=2 * settings.default.max_examples)
+@given(
+    st.sampled_from(ANSWERS), EDITS, SIZES, st.sampled_from((b"", b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nEVIL"))
+)
+def test_whatever_a_replica_answers_a_caller_gets_one_answer_or_a_broken_one(
+    seed: bytes, edits: list[Any], sizes: tuple[int, ...], behind: bytes
+) -> None:
+    raw = edited(seed, edits) + behind
+    outcomes = []
+    for sent, broken in (answered(raw, ()), answered(raw, sizes)):
+        head = sent[: sent.find(b"\r\n\r\n")].lower()
+        own = b"tidegate-error" in head
+        if own:
+            assert messages_in(sent)[0][0].status == 502
+        elif not broken and re.search(rb"\r\n(content-length|transfer-encoding):", head):
+            assert _lenient(sent) == (True, b"")
+        # Nobody takes a broken one for an answer; whether it could still be told depends on what had been sent.
+        outcomes.append(None if own or broken else sent)
+    assert outcomes[0] == outcomes[1]
+
+
+def _lenient(sent: bytes) -> tuple[bool, bytes]:
+    """Whether ``sent`` begins with a whole answer, and what is behind it. Reads any head: it is the replica's own."""
+    head, _, rest = sent.partition(b"\r\n\r\n")
+    length = re.search(rb"\r\ncontent-length:[ \t]*(\d+)", head.lower())
+    if length is not None:
+        return len(rest) >= int(length[1]), rest[int(length[1]) :]
+    whole, _, rest = _dechunked(rest)
+    return whole, rest
+
+
+# -- bounds -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_replica_that_does_not_read_holds_its_caller_back(chunked: bool) -> None:
+    """What was taken from the caller and not passed on stays small, however much he sends."""
+    piece = b"x" * 60_000
+
+    async def story(loop: WireLoop) -> None:
+        async with scene(loop) as it:
+            loop.on_dialled = lambda wire: setattr(wire, "takes", False)
+            framing = CHUNKED if chunked else b"Content-Length: 60000000"
+            it.caller.deliver(with_lines(framing))
+            for _ in range(1000):
+                it.caller.deliver(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+                await turns(2)
+            assert it.caller.delivered < 400_000
+            assert not it.caller.reading
+
+    run_on_wires(story)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_what_is_sent_ahead_of_its_turn_is_bounded(ready: bool) -> None:
+    """Requests that are sent while the first one is under way, without a replica or with one that does not answer."""
+
+    async def story(loop: WireLoop) -> None:
+        async with scene(loop) as it:
+            loop.on_dialled = lambda wire: None
+            if not ready:
+                it.caller.protocol._service._pools.pools["vision"].update([])
+            for _ in range(2000):
+                it.caller.deliver(with_lines(b"Content-Length: 1000", tail=b"y" * 1000))
+            await it.settle()
+            assert it.caller.delivered < 400_000
+
+    run_on_wires(story)
+
+
+def test_a_caller_who_does_not_read_holds_the_replica_back() -> None:
+    async def story(loop: WireLoop) -> None:
+        async with scene(loop) as it:
+            loop.on_dialled = lambda wire: None
+            it.caller.deliver(with_lines(b"Content-Length: 0"))
+            await it.settle()
+            it.caller.takes = False
+            replica = it.dialled[0]
+            replica.deliver(b"HTTP/1.1 200 OK\r\nContent-Length: 60000000\r\n\r\n")
+            for _ in range(1000):
+                replica.deliver(b"x" * 60_000)
+                await turns(2)
+            assert replica.delivered < 400_000
+
+    run_on_wires(story)
