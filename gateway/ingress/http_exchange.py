@@ -9,7 +9,8 @@ from typing import Protocol
 from gateway.ingress.http_body import CHUNKED, UNTIL_CLOSE
 from gateway.ingress.http_wire import AnswerHead, Request, with_retry_after
 from gateway.ingress.json_part import PART_LIMIT, JsonPart, may_name, sequence_of, timeout_of
-from gateway.ingress.placement import RESEND_LIMIT, Placement
+from gateway.ingress.placement import RESEND_LIMIT
+from gateway.ingress.recovery import Recovery
 from gateway.ingress.shape_guard import check_shapes, may_be_deadly
 from gateway.ingress.upstream import UpstreamConnection, Upstreams
 from gateway.routing.faults import sent_away
@@ -56,7 +57,7 @@ class Ledger(Protocol):
     ) -> None: ...
 
 
-class Exchange(Placement[UpstreamConnection]):
+class Exchange(Recovery[UpstreamConnection]):
     """See the module. Started by :meth:`start`; ended by itself or by :meth:`cancel` or :meth:`fail`."""
 
     __slots__ = (

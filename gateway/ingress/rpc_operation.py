@@ -9,9 +9,9 @@ from typing import Protocol
 
 from gateway.ingress.h2_leg import Leg
 from gateway.ingress.rpc_calls import OK_HEAD, OK_TRAILERS, CallHead, Kind, Method, error_fields, status_fields
+from gateway.ingress.rpc_front import Service as CallService
 from gateway.ingress.rpc_messages import PREFIX_LENGTH, framed
 from gateway.ingress.rpc_stream import RpcStream
-from gateway.ingress.rpc_stream import Service as CallService
 from gateway.pool_wide.from_grpc import can_be_asked, read_operation
 from gateway.pool_wide.operations import Asked, Operation
 from gateway.pool_wide.service import OPERATION_LIMIT_BYTES, PoolWide

@@ -1,34 +1,23 @@
 """One gRPC call on its way: a stream of the caller's, a stream to the replica, and what happens when one of them fails.
 
-How it gets a slot and a connection: placement.py. Every way out of a call goes through ``_end``, once.
+Who answers it: rpc_front.py. How it gets a slot and a connection: placement.py. Every way out of a call goes through
+``_end``, once.
 """
 
-import asyncio
-from typing import Protocol
-
-from gateway.access import Access
 from gateway.ingress.h2_frames import Code
 from gateway.ingress.h2_leg import Leg
-from gateway.ingress.heads import is_batch, tenant_of
-from gateway.ingress.json_part import timeout_parameter
-from gateway.ingress.placement import RESEND_LIMIT, Placement
+from gateway.ingress.placement import RESEND_LIMIT
 from gateway.ingress.rpc_calls import (
-    OK_HEAD,
-    OK_TRAILERS,
-    UNIMPLEMENTED,
     UNKNOWN,
     AnswerHead,
     CallHead,
-    Kind,
     error_fields,
-    status_fields,
 )
-from gateway.ingress.rpc_messages import PREFIX_LENGTH, FirstMessage, MessageMeter, framed
-from gateway.ingress.rpc_routes import PREFIX_LIMIT, Routes, Target, stream_error
-from gateway.ingress.rpc_sequences import StreamSequences, leaving_error, parameters_in, sequence_of
-from gateway.ingress.rpc_upstream import UpstreamConnection, Upstreams
+from gateway.ingress.rpc_front import UNREAD_LIMIT, RpcFront, Service
+from gateway.ingress.rpc_messages import MessageMeter, framed
+from gateway.ingress.rpc_sequences import StreamSequences, leaving_error
+from gateway.ingress.rpc_upstream import UpstreamConnection
 from gateway.routing.faults import SentAway, sent_away
-from gateway.routing.pool import RequestHead
 from wire.errors import ErrorKind, TidegateError
 
 #: Up to this size, and in so many pieces, what was sent is kept until there is an answer, to send it again. Bytes.
@@ -36,8 +25,6 @@ _REPLAY_LIMIT = 65536
 _REPLAY_PIECES = 256
 #: The loop's clock moves in steps of this size: a call sent on in the same one has its whole deadline left. Seconds.
 _CLOCK_SECONDS = 0.001
-#: Answers of ours inside a stream that its caller has not taken yet. Bytes.
-_UNREAD_LIMIT = 65536
 #: A replica that gives up this close to the deadline does so because of it. Seconds.
 _DEADLINE_SLACK = 0.05
 _UNAVAILABLE = 14
@@ -47,90 +34,34 @@ _SENT_AWAY = frozenset((5, _UNAVAILABLE))
 _STATUS_OF_RESET = {Code.REFUSED_STREAM: 14, Code.CANCEL: 1, Code.ENHANCE_YOUR_CALM: 8}
 
 
-class Service(Protocol):
-    """What a call needs of its door."""
-
-    loop: asyncio.AbstractEventLoop
-    access: Access
-    routes: Routes
-    upstreams: Upstreams
-    message_limit_bytes: int
-
-    def count(
-        self, pool: str | None, status: int, own_error: ErrorKind | None, *, held_seconds: float, since: float
-    ) -> None: ...
-
-
-class RpcStream(Placement[UpstreamConnection]):
+class RpcStream(RpcFront):
     """See the module. Begun by what the caller sends; ended by itself, or by :meth:`cancel` or :meth:`fail`."""
 
     __slots__ = (
         "_answer_meter",
-        "_call",
-        "_caller",
         "_cut",
         "_headed",
         "_leaving",
-        "_look_at",
-        "_meter",
-        "_pending",
         "_replay",
         "_replay_bytes",
-        "_request_done",
-        "_service",
-        "_skip",
         "_sorter",
-        "_started",
-        "_target",
-        "_tenant",
         "_up",
         "_winding",
     )
 
-    CALLER_LEFT = 1
-
-    def __init__(self, service: Service, caller: Leg, head: CallHead) -> None:
-        super().__init__(service.upstreams, service.loop)
-        self._service = service
-        self._caller = caller
-        self._call = head
-        self._meter = MessageMeter(service.message_limit_bytes)
+    def __init__(self, service: Service, caller: Leg, call: CallHead) -> None:
+        super().__init__(service, caller, call)
         self._answer_meter = MessageMeter(service.message_limit_bytes)
-        self._pending: bytes | bytearray = b""
-        self._skip = 0
-        self._look_at = 0
-        self._target: Target | None = None
-        self._tenant = ""
         self._up: Leg | None = None
         self._sorter: StreamSequences | None = None
         self._replay: list[bytes] | None = []
         self._replay_bytes = 0
-        self._request_done = False
-        self._started = False  # the caller has an answer's head
-        self._headed = False  # the replica has sent one
+        self._headed = False  # the replica has sent an answer's head
         self._leaving = False
         self._winding = False  # leaving once the sequences that came this way are over
         self._cut = False
-        if head.timeout_seconds is not None:
-            self._deadline = self._arrived + head.timeout_seconds
-            self._watch_deadline()
 
     # -- from the caller ----------------------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """The call's head has come. What its method alone decides is decided now."""
-        method = self._call.method
-        if method is None:
-            self._answer_status(UNIMPLEMENTED, f"Method not found: {self._call.path}")
-            return
-        try:
-            if method.kind is not Kind.OWN:
-                self._tenant = self._service.access.tenant(self._call.authorization, operator=method.for_operators)
-        except TidegateError as error:
-            self.fail(error)
-            return
-        if method.kind is Kind.REFUSED:
-            self._choose()
 
     def on_request_data(self, data: bytes, *, end: bool) -> None:
         """More of the request, ``end`` if nothing follows."""
@@ -152,20 +83,6 @@ class RpcStream(Placement[UpstreamConnection]):
             if self._leaving:
                 self._cut_request()
 
-    def _gather(self, data: bytes) -> None:
-        """Keep ``data`` until there is a replica, and read what it tells: not at every crumb, as that would cost the
-        square of what comes."""
-        self._pend(data)
-        size = len(self._pending)
-        is_whole = size >= PREFIX_LENGTH + int.from_bytes(self._pending[1:PREFIX_LENGTH])
-        if not (is_whole or size >= self._look_at or self._request_done):
-            return
-        if self._target is None:
-            self._choose()
-        elif self._hold is not None and size < PREFIX_LIMIT:
-            self._bound_wait()
-        self._look_at = 2 * len(self._pending)
-
     def leave_replica(self) -> None:
         """The replica leaves, and stays for its sequences: a stream that carries one may go on as long."""
         if self._sorter is not None and self._sorter.live():
@@ -184,156 +101,16 @@ class RpcStream(Placement[UpstreamConnection]):
         elif self._target is None:
             self.fail(leaving_error())
 
-    def fail(self, error: TidegateError) -> None:
-        """End the call with an error of ours; what is left of an answer is dropped."""
-        if self._ended:
-            return
-        self._end(error.row.grpc, error.kind)
-        self._caller.drop_queue()
-        self._caller.end(error_fields(error, started=self._started))
-
     def answer_is_all(self, leg: Leg) -> bool:
         """Whether the end of our side of ``leg`` ends the other side too: an answer ends a request."""
         return leg is self._caller
-
-    def _fed(self, data: bytes) -> bool:
-        try:
-            self._meter.feed(data)
-        except TidegateError as error:
-            self.fail(error)
-            return False
-        return True
-
-    def _pend(self, data: bytes) -> None:
-        if self._skip:
-            skipped = min(self._skip, len(data))
-            self._skip -= skipped
-            self._caller.pass_on(skipped)
-            data = data[skipped:]
-        if not self._pending:
-            self._pending = data
-        elif data:
-            if isinstance(self._pending, bytes):
-                self._pending = bytearray(self._pending)
-            self._pending += data
 
     def _cut_request(self) -> None:
         if self._up is not None and not self._cut and not self._request_done and self._meter.at_boundary:
             self._cut = True
             self._up.end(None)
 
-    # -- who answers --------------------------------------------------------------------------------------
-
-    def _choose(self) -> None:
-        method = self._call.method
-        assert method is not None
-        while not self._ended:
-            if method.kind is Kind.STREAM and not self._pending:
-                if self._request_done:
-                    self._answer(None)  # a stream without a request
-                return
-            try:
-                chosen = self._service.routes.choose(
-                    method, bytes(self._pending), self._call.encoding, last=self._request_done
-                )
-            except TidegateError as error:
-                if method.kind is not Kind.STREAM or error.kind is not ErrorKind.NOT_FOUND:
-                    self.fail(error)
-                    return
-                if not self._answer_in_stream(error):
-                    return
-                continue
-            if isinstance(chosen, bytes):
-                self._answer(chosen)
-            elif chosen is not None:
-                self._choose_replica(chosen)
-            return
-
-    def _choose_replica(self, target: Target) -> None:
-        """Find a slot, as soon as it is clear whether the request belongs to a sequence."""
-        method = self._call.method
-        assert method is not None
-        part = None
-        if target.model in target.pool.sequences.models and method.has_parameters:
-            part, certain = sequence_of(
-                bytes(self._pending), self._call.encoding, target.model or "", last=self._request_done
-            )
-            if not certain:
-                return
-        self._target = target
-        self._pool = target.pool
-        try:
-            self._head = RequestHead(
-                target.model,
-                self._deadline,
-                self._call.job,
-                method.name == "ModelInfer",
-                batch=is_batch(job=self._call.job, declared=self._call.declared_class),
-                tenant=tenant_of(target.pool, self._tenant, self._call.tenant),
-                body_bytes=int.from_bytes(self._pending[1:PREFIX_LENGTH]),
-            )
-        except TidegateError as error:
-            self.fail(error)
-            return
-        if part is None:
-            self._find_slot()
-        else:
-            self._follow_sequence(part)
-
-    def _answer_in_stream(self, error: TidegateError) -> bool:
-        """Answer the request at the front as Triton does: the stream goes on. False while more of it has to come."""
-        data = bytes(self._pending)
-        if len(data) < PREFIX_LENGTH:
-            self.fail(error)
-            return False
-        answer = stream_error(data, self._call.encoding, error.message)
-        end = PREFIX_LENGTH + int.from_bytes(data[1:PREFIX_LENGTH])
-        if answer is None:
-            if self._request_done:
-                self.fail(error)
-            return False
-        if self._caller.waiting_bytes > _UNREAD_LIMIT:
-            self._fail_unread()
-            return False
-        self._start_answer()
-        self._caller.send(framed(answer))
-        self._caller.pass_on(min(end, len(data)))
-        self._skip = max(0, end - len(data))
-        self._pending = data[end:]
-        return True
-
-    def _fail_unread(self) -> None:
-        message = f"more than {_UNREAD_LIMIT} bytes of errors wait on this stream to be read"
-        self.fail(TidegateError(ErrorKind.TOO_LARGE, message))
-
-    def _start_answer(self) -> None:
-        if not self._started:
-            self._started = True
-            self._caller.carrier.put_headers(self._caller.stream_id, OK_HEAD, end_stream=False)
-
-    def _answer(self, message: bytes | None) -> None:
-        self._start_answer()
-        self._end(0, None)
-        if message is not None:
-            self._caller.send(framed(message))
-        self._caller.end(OK_TRAILERS)
-
-    def _answer_status(self, code: int, message: str) -> None:
-        self._end(code, None)
-        self._caller.end(status_fields(code, message, [], started=self._started))
-
     # -- to the replica -----------------------------------------------------------------------------------
-
-    @property
-    def _is_stream(self) -> bool:
-        return self._call.method is not None and self._call.method.kind is Kind.STREAM
-
-    def _own_timeout(self) -> int | None:
-        method, pending = self._call.method, self._pending
-        if method is None or not method.has_parameters or not (b"timeout" in pending or pending[:1] == b"\1"):
-            return None
-        parameters = parameters_in(FirstMessage(bytes(pending), self._call.encoding, last=False), enough=True)
-        return None if parameters is None else timeout_parameter(parameters)
 
     def _send_on(self, connection: UpstreamConnection) -> None:
         block = self._call.block
@@ -369,7 +146,7 @@ class RpcStream(Placement[UpstreamConnection]):
         for answer in sorter.answers:
             self._start_answer()
             self._caller.send(framed(answer))
-        if sorter.answers and self._caller.waiting_bytes > _UNREAD_LIMIT:
+        if sorter.answers and self._caller.waiting_bytes > UNREAD_LIMIT:
             self._fail_unread()
             return
         if sorter.dropped:
