@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.routing.router import Router
 from wire.errors import ErrorKind
-from wire.membership import ReplicaState
+from wire.membership import ReplicaState, RequestClass
 
 #: Upper bounds of the histograms. Seconds.
 _REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -130,7 +130,25 @@ class _PoolCollector(Collector):
         held = GaugeMetricFamily("tidegate_held_requests", "Requests waiting for a replica.", labels=labels)
         in_flight = GaugeMetricFamily("tidegate_in_flight_requests", "Requests on a replica now.", labels=labels)
         replicas = GaugeMetricFamily("tidegate_replicas", "Replicas by state.", labels=(*labels, "state"))
+        by_class = GaugeMetricFamily(
+            "tidegate_held_requests_of_class", "Requests of a class waiting for a replica.", labels=(*labels, "class")
+        )
+        model = (*labels, "model")
+        slots = GaugeMetricFamily("tidegate_slots", "Requests of a model that its replicas may have.", labels=model)
+        used = GaugeMetricFamily("tidegate_slots_used", "Requests of a model that its replicas have.", labels=model)
+        ejected = GaugeMetricFamily(
+            "tidegate_ejected_replicas", "Replicas left alone for their failures.", labels=labels
+        )
+        ejections = CounterMetricFamily("tidegate_ejections", "Times that a replica was ejected.", labels=labels)
         for name, pool in self._router.pools.items():
+            for kind in RequestClass:
+                count = pool.held_of(batch=kind is RequestClass.BATCH)
+                by_class.add_metric((self._instance, name, kind.value), count)
+            for of_model, (there, taken) in pool.slots().items():
+                slots.add_metric((self._instance, name, of_model), there)
+                used.add_metric((self._instance, name, of_model), taken)
+            ejected.add_metric((self._instance, name), pool.health.ejected)
+            ejections.add_metric((self._instance, name), pool.health.ejections_total)
             held.add_metric((self._instance, name), pool.held)
             in_flight.add_metric((self._instance, name), pool.in_flight)
             states = Tally(lease.state for lease in pool.replicas)
@@ -140,7 +158,7 @@ class _PoolCollector(Collector):
             "tidegate_store_reachable", "1 while the store answers this instance.", labels=("gateway",)
         )
         reachable.add_metric((self._instance,), float(self._router.store_seen_at is not None))
-        return [held, in_flight, replicas, reachable]
+        return [held, by_class, in_flight, slots, used, replicas, ejected, ejections, reachable]
 
 
 class MetricsListener:

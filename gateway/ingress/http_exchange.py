@@ -298,6 +298,8 @@ class Exchange(Recovery[UpstreamConnection]):
             self._complete()
 
     def _complete(self) -> None:
+        if self._reservation is not None:
+            self._reservation.release_answered()
         self._end(self._status, None, finished=True)
         self._caller.exchange_ended(keep_alive=self._keep_alive)
 
@@ -308,6 +310,8 @@ class Exchange(Recovery[UpstreamConnection]):
         # A model runs when it has its whole input, and reading metadata twice is harmless.
         unreached = not self._body_complete or self._request.method == b"GET"
         if self._answer_started or not unreached:
+            if self._reservation is not None:
+                self._reservation.release_lost()
             message = f"the replica was lost before it had answered; the request may have run ({reason})"
             error = TidegateError(ErrorKind.REPLICA_LOST, message)
             if self._answer_started:

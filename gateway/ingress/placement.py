@@ -281,4 +281,6 @@ class Placement(Generic[C]):
     def _on_deadline(self) -> None:
         # One that is held is ended by the pool, at the same time and in words of its own.
         if self._hold is None or self._hold.future.done():
+            if self._reservation is not None:
+                self._reservation.release_overdue()
             self.fail(TidegateError(ErrorKind.DEADLINE, "the deadline passed before the replica had answered"))

@@ -82,10 +82,10 @@ class Recovery(Placement[C]):
             if there is None:
                 continue
             if not self._take_back():
-                there.release()
+                there.release_answered()
                 return False
             self._resent += 1
-            here.release()
+            here.release_answered()
             self._on_slot(there)
             return True
         return False

@@ -215,6 +215,8 @@ class RpcStream(RpcFront):
         self._caller.send(data, end=end)
 
     def _complete(self, status: int, trailers: bytes) -> None:
+        if self._reservation is not None:
+            self._reservation.release_answered()
         if self._leaving and status == 0 and self._cut:
             self._end(leaving_error().row.grpc, ErrorKind.DRAINING)
             self._caller.end(error_fields(leaving_error(), started=self._started))
@@ -251,6 +253,8 @@ class RpcStream(RpcFront):
             return
         first_end = self._meter.first_end
         if self._started or (first_end is not None and up.sent >= first_end):
+            if self._reservation is not None:
+                self._reservation.release_lost()
             message = "the replica was lost after the request was sent; the request may have run"
             error = TidegateError(ErrorKind.REPLICA_LOST, message)
             if self._started or self._is_stream:

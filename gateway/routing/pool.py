@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from gateway.routing.drain_rate import DrainRate
 from gateway.routing.faults import Faults
+from gateway.routing.health import Health
 from gateway.routing.policy import POLICIES
 from gateway.routing.queue import HoldQueue, RequestHead
 from gateway.routing.quota import Quota
@@ -26,8 +27,6 @@ from wire.pools import PoolSettings
 
 #: Retry-After before any cold start was seen. Seconds.
 _ASSUMED_COLD_START_SECONDS = 15.0
-#: A replica that could not be reached is not picked again for this long. Seconds.
-_EJECT_SECONDS = 1.0
 #: Callers often leave together (one process died, one timeout fits all). After one left a running request, held
 #: requests get its slot this much later, so that those whose callers left too are gone by then. Seconds.
 _ABANDON_GRACE_SECONDS = 0.1
@@ -60,6 +59,8 @@ class Pool:
         self._replicas: dict[str, Slots] = {}
         self._leaving: dict[str, Slots] = {}
         self._policy = POLICIES[settings.routing.policy]
+        limit = settings.routing.max_in_flight_per_replica
+        self.health = Health(self._replicas, limit, clock=clock, on_room=self._dispatch)
         self._widths: dict[str, int] = {}
         # Where a request of a model may go: replicas in a stable order, the oldest first. None: any ready replica.
         self._places: dict[str | None, list[ModelSlots]] = {}
@@ -226,6 +227,17 @@ class Pool:
         """Held requests of one class."""
         return self._held.count(batch=batch)
 
+    def slots(self) -> dict[str, tuple[int, int]]:
+        """Of each model that a ready replica has: slots, and how many of them are taken."""
+        return {
+            model: (
+                sum(min(place.limit, place.replica.limit) for place in places),
+                sum(place.in_flight for place in places),
+            )
+            for model, places in self._places.items()
+            if model is not None
+        }
+
     @property
     def in_flight(self) -> int:
         return self._in_flight
@@ -296,6 +308,7 @@ class Pool:
                 self._failure_seen = self._clock()
         self._leaving = {key: slots for key, slots in self._leaving.items() if slots.in_flight}
         self._map_places()
+        self.health.on_replicas()
         self.sequences.on_replicas()
         self.announce()
         self._dispatch()
@@ -304,17 +317,6 @@ class Pool:
         """Tell who follows the pool that something changed."""
         for listener in self._listeners:
             listener(self)
-
-    def eject(self, replica_id: str) -> None:
-        """Stop picking a replica for a moment, because it could not be reached."""
-        slots = self._replicas.get(replica_id)
-        if slots is not None and slots.limit:
-            slots.limit = 0
-            asyncio.get_running_loop().call_later(_EJECT_SECONDS, self._readmit, slots)
-
-    def _readmit(self, slots: Slots) -> None:
-        slots.limit = self.settings.routing.max_in_flight_per_replica
-        self._dispatch()
 
     # -- slots and the queue ------------------------------------------------------------------------------
 
@@ -341,7 +343,13 @@ class Pool:
         if head.replica is not None:
             return self._pick_pinned(head, head.replica)
         places = (self._places if head.slotted else self._unslotted).get(head.model)
-        picked = self._policy(places, self._turn) if places else None
+        if not places:
+            return None
+        picked = None
+        if self.health.any_silent:
+            picked = self._policy([place for place in places if not place.replica.silent], self._turn)
+        if picked is None:
+            picked = self._policy(places, self._turn)
         if picked is not None:
             self._turn += 1
         return picked
@@ -355,10 +363,17 @@ class Pool:
 
     def _take(self, place: ModelSlots, head: RequestHead, *, held_seconds: float) -> Reservation:
         place.in_flight += 1
-        place.replica.in_flight += 1
+        replica = place.replica
+        replica.in_flight += 1
+        if replica.in_flight == 1:
+            self.health.on_first(replica)
         self._in_flight += 1
         self._in_flight_jobs += head.job
         return Reservation(self, place, head, held_seconds)
+
+    def on_answered(self, place: ModelSlots, head: RequestHead) -> None:
+        self.health.on_answer(place.replica, self._clock(), timed=head.slotted)
+        self.on_release(place, head)
 
     def on_release(self, place: ModelSlots, head: RequestHead) -> None:
         self._free(place, head)

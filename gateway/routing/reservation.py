@@ -3,6 +3,7 @@
 import asyncio
 from typing import Protocol
 
+from gateway.routing.health import Health
 from gateway.routing.queue import RequestHead
 from gateway.routing.slots import ModelSlots
 from wire.errors import ErrorKind, TidegateError
@@ -18,8 +19,12 @@ class Owner(Protocol):
     def on_abandon(self, place: ModelSlots, head: RequestHead) -> None:
         """A request gave its slot back because its caller left."""
 
-    def eject(self, replica_id: str) -> None:
-        """A replica could not be reached."""
+    def on_answered(self, place: ModelSlots, head: RequestHead) -> None:
+        """A request is done with its slot, for it was answered."""
+
+    @property
+    def health(self) -> Health:
+        """Who is told what became of requests."""
 
     def on_hold_end(self, hold: "Hold") -> None:
         """A held request leaves the queue without a slot."""
@@ -45,15 +50,33 @@ class Reservation:
         return self._place.replica.lease
 
     def release(self) -> None:
-        """Give the slot back. Harmless when called again."""
+        """Give the slot back; says nothing of the replica. Harmless when called again, as all of these."""
         if not self._released:
             self._released = True
             self._pool.on_release(self._place, self.head)
 
+    def release_answered(self) -> None:
+        """Give the slot back: the replica has answered, whatever it said."""
+        if not self._released:
+            self._released = True
+            self._pool.on_answered(self._place, self.head)
+
     def release_unreached(self) -> None:
-        """Give the slot back because the replica could not be reached: it is ejected for a moment."""
-        self._pool.eject(self._place.replica.lease.id)
+        """Give the slot back because the replica could not be reached; counts also when it was given back before."""
+        self._pool.health.on_unreached(self._place.replica)
         self.release()
+
+    def release_lost(self) -> None:
+        """Give the slot back because the replica broke the request off."""
+        if not self._released:
+            self._pool.health.on_lost(self._place.replica)
+            self.release()
+
+    def release_overdue(self) -> None:
+        """Give the slot back because the deadline passed without an answer."""
+        if not self._released:
+            self._pool.health.on_overdue(self._place.replica)
+            self.release()
 
     def release_abandoned(self) -> None:
         """Give the slot back because the caller left in the middle: free at once, for held requests a moment later."""

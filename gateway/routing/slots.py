@@ -6,9 +6,12 @@ Triton cannot. So a replica is given what it executes now, and as much again as 
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wire.membership import ReplicaLease
+
+if TYPE_CHECKING:
+    from gateway.routing.health import Doubt
 
 #: What a replica works off in this time may be sent ahead whatever its batches: so short a wait in Triton is not
 #: worth ordering, and a model that takes a tenth of a millisecond would idle between two requests. Seconds.
@@ -22,16 +25,41 @@ UNLIMITED = 2**31
 class Slots:
     """A replica as the pool sees it: its lease, and the requests this gateway instance has on it."""
 
-    __slots__ = ("by_model", "in_flight", "lease", "limit", "unslotted")
+    __slots__ = (
+        "by_model",
+        "doubt",
+        "gap",
+        "heard_at",
+        "in_flight",
+        "lease",
+        "limit",
+        "mute_since",
+        "silent",
+        "unslotted",
+    )
 
     def __init__(self, lease: ReplicaLease, limit: int) -> None:
         self.lease = lease
         self.in_flight = 0
         self.limit = limit
         """Requests it may have at once, of all models together; 0 while it is not to be picked."""
+        self.doubt: Doubt | None = None
+        """Set while the replica is not trusted, see health.py."""
+        self.heard_at = 0.0
+        """When it last answered, or got a request after having had none."""
+        self.mute_since: float | None = None
+        """When it got the first request after its last answer, if it had none then."""
+        self.gap: float | None = None
+        """Running mean of the time between two of its answers while it has something to answer. Seconds."""
+        self.silent = False
         self.by_model: dict[str, ModelSlots] = {}
         self.unslotted = ModelSlots(self, 1, UNLIMITED)
         """Where requests count that take none of a model's slots."""
+
+    @property
+    def awaited(self) -> int:
+        """Requests that it is expected to answer soon: not streams."""
+        return self.in_flight - self.unslotted.in_flight
 
     def of(self, model: str) -> "ModelSlots":
         """The slots of one model."""

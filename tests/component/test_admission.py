@@ -96,3 +96,41 @@ async def test_a_full_queue_of_a_replica_gets_a_retry_after_and_the_replica_stay
         full.headers.append(("retry-after", "7"))
         answer = await ask(door.port, post(INFER))
         assert [value for name, value in answer.headers if name.lower() == "retry-after"] == ["7"]
+
+
+async def test_a_frozen_replica_fails_what_it_has_and_gets_nothing_more_until_it_answers() -> None:
+    """A-035: connections are accepted, and nothing comes; callers have a patience of half a second."""
+    frozen, patience = asyncio.Event(), "tidegate-timeout-ms: 500"
+
+    async with Upstream() as well, Upstream() as ill:
+        ill.answer = lambda seen: Reply(delay_seconds=3600 if frozen.is_set() else 0.0)
+        async with running_door(well.lease("well"), ill.lease("ill"), max_in_flight_per_replica=4) as door:
+            for _ in range(20):
+                assert (await ask(door.port, post(INFER))).status == 200
+            assert len(ill.seen) == 10
+            frozen.set()
+            first = await asyncio.gather(*(ask(door.port, post(INFER, b"{}", patience)) for _ in range(8)))
+            assert 1 <= [answer.status for answer in first].count(504) <= 4
+            async with asyncio.timeout(60):
+                while not door.pool.health.ejected:
+                    await asyncio.gather(*(ask(door.port, post(INFER, b"{}", patience)) for _ in range(8)))
+            had = len(ill.seen)
+            assert {(await ask(door.port, post(INFER))).status for _ in range(50)} == {200}
+            frozen.clear()
+            async with asyncio.timeout(30):
+                while door.pool.health.ejected or len(ill.seen) == had:
+                    await ask(door.port, post(INFER, b"{}", patience))
+                    await asyncio.sleep(0.05)
+
+
+async def test_one_connection_reaches_every_replica_and_a_new_one_at_once() -> None:
+    """A-032: requests are balanced, not connections."""
+    async with Upstream() as one, Upstream() as two, Upstream() as late:
+        async with running_door(one.lease("one"), two.lease("two")) as door, await Caller.open(door.port) as caller:
+            for _ in range(40):
+                assert (await caller.ask(post(INFER))).status == 200
+            assert (len(one.seen), len(two.seen)) == (20, 20)
+            door.pool.update([one.lease("one"), two.lease("two"), late.lease("late")])
+            for _ in range(60):
+                assert (await caller.ask(post(INFER))).status == 200
+            assert len(late.seen) == 20
