@@ -63,7 +63,7 @@ def main() -> int:
         print(__doc__)
         return 2
     if sys.argv[1] == "depth":
-        replicas, settings = 1, {"none": _NO_SLOTS} | {f"{n:g}": {"depth_factor": n} for n in (1.0, 1.5, 2.0, 3.0)}
+        replicas, settings = 1, {"none": _NO_SLOTS} | {f"{n:g}": {"depth_factor": n} for n in (1.0, 2.0)}
     else:
         replicas, settings = 2, {policy: {"policy": policy} for policy in ("spread", "pack")}
     with tempfile.TemporaryDirectory(prefix="tidegate-routing-") as folder, ExitStack() as stack:
@@ -74,7 +74,7 @@ def main() -> int:
         )
         print("|---|---|---|---|---|---|---|---|")
         for model in _SHAPES:
-            for callers in (32, 64) if replicas == 1 else (8, 32, 64):
+            for callers in (32, 64) if replicas == 1 else (8, 48):
                 _compare([Case(model, callers, name, routing) for name, routing in settings.items()], tritons)
     return 0
 
