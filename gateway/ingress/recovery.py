@@ -82,7 +82,7 @@ class Recovery(Placement[C]):
             if there is None:
                 continue
             if not self._take_back():
-                there.release_answered()
+                there.release()
                 return False
             self._resent += 1
             here.release_answered()
