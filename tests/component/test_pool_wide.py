@@ -292,20 +292,33 @@ async def _everywhere_as_set(replicas: Replicas) -> None:
 
 async def _a_newcomer_has_them_all(gateway: Gateway, replicas: Replicas) -> None:
     """Another config than the repository's, too. The newcomer replaces one of the two."""
-    config = {"name": "ident", "backend": "python", "max_batch_size": 4}
+    config: dict[str, Any] = {"name": "ident", "backend": "python", "max_batch_size": 4}
     config["input"] = [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [-1]}]
     config["output"] = [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1]}]
     given = {"parameters": {"config": json.dumps(config)}}
     assert (await gateway.post("/v2/repository/models/ident/load", given)).status == 200
     assert (await gateway.post("/v2/repository/models/ident/load")).status == 200
+    await _load_with_files(gateway, config, replicas)
     await replicas.stop(replicas.running[0])
     newcomer = replicas.start()
     lease = await newcomer.until(ReplicaState.READY)
-    assert lease.models == ("extra", "ident")
+    assert lease.models == ("extra", "given", "ident")
     await gateway.until_ready(2)
     await _everywhere_as_set(replicas)
+    assert {(await gateway.infer("given")).status for _ in range(10)} == {200}
     for port in await replicas.http_ports():
         assert json.loads((await ask(port, get("/v2/models/ident/config"))).body)["max_batch_size"] == 4
+
+
+async def _load_with_files(gateway: Gateway, config: dict[str, Any], replicas: Replicas) -> None:
+    """Of a model that is in no repository, over gRPC, in a message larger than any first window."""
+    code = (replicas.repository / "ident" / "1" / "model.py").read_bytes() + b"#" * 300_000
+    parameters = {
+        "config": pb.ModelRepositoryParameter(string_param=json.dumps(config | {"name": "given", "max_batch_size": 0})),
+        "file:1/model.py": pb.ModelRepositoryParameter(bytes_param=code),
+    }
+    await gateway.call("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="given", parameters=parameters))
+    assert {(await gateway.infer("given")).status for _ in range(10)} == {200}
 
 
 async def _an_unload_is_heard_everywhere(one: Gateway, two: Gateway) -> None:

@@ -1,18 +1,24 @@
 """One answer out of those of several replicas, and what a call of an operator asks for."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.at_zero import AtZero
 from gateway.ingress.http_routes import route
-from gateway.pool_wide import merging, messages
+from gateway.pool_wide import merging, messages, service
 from gateway.pool_wide.from_grpc import can_be_asked, read_operation
 from gateway.pool_wide.from_http import read_operation as read_http
-from gateway.pool_wide.operations import Operation
-from gateway.pool_wide.service import is_loopback
-from wire.changes import CallAnswer, CallProtocol
+from gateway.pool_wide.operations import Asked, Operation
+from gateway.pool_wide.service import PoolWide, is_loopback
+from gateway.routing.pool import Pool
+from wire.changes import Call, CallAnswer, CallProtocol, Change, Numbered
+from wire.errors import ErrorKind, TidegateError
+from wire.membership import Catalogue, ModelCatalogue, ReplicaLease, ReplicaState
+from wire.pools import ModelSettings, PoolSettings
 
 
 def _duration(count: int) -> dict[str, int]:
@@ -199,3 +205,113 @@ def test_a_body_that_makes_no_sense_is_left_to_triton() -> None:
 )
 def test_what_can_be_reached_from_this_machine_only(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+# -- over several pools -----------------------------------------------------------------------------------
+
+
+class _Pools:
+    """Pools ``a`` (one replica, models ``a1`` and ``ens``) and ``b`` (at zero, models ``b1`` and ``b2``)."""
+
+    def __init__(self) -> None:
+        clock = asyncio.get_running_loop().time
+        self.pools = {
+            name: Pool(name, _settings(*models), clock=clock, on_wanted=lambda _: None)
+            for name, models in (("a", ("a1", "ens")), ("b", ("b1", "b2")))
+        }
+        ready = ReplicaLease(id="r", pool="a", state=ReplicaState.READY, models=("a1",), http_address="127.0.0.1:1")
+        self.pools["a"].update([ready])
+
+    def pool_of(self, model: str) -> Pool:
+        for pool in self.pools.values():
+            if model in pool.settings.model_names:
+                return pool
+        raise TidegateError(ErrorKind.NOT_FOUND, "not found")
+
+    async def refresh(self, pool: Pool) -> None: ...
+
+
+def _settings(*models: str) -> PoolSettings:
+    return PoolSettings(models=tuple(ModelSettings(name=model) for model in models))
+
+
+class _Changes:
+    """Keeps what is written down; every ready replica answers well."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[str, Change]] = []
+
+    async def append(self, pool: str, change: Change, call: Call) -> Numbered:
+        self.kept.append((pool, change))
+        return Numbered(id=f"1-{len(self.kept)}", change=change)
+
+    async def next_answer(self, pool: str, token: str) -> CallAnswer:
+        return _http(200)
+
+    async def after(self, pool: str, last_id: str = "") -> list[Numbered]:
+        return []
+
+    async def forget(self, pool: str, changes: Any) -> None: ...
+
+
+def _pool_wide(pools: _Pools, changes: _Changes) -> PoolWide:
+    return PoolWide(pools, changes, AtZero(pools), host="127.0.0.1", operator_endpoints=True)  # type: ignore[arg-type]
+
+
+def _asked(operation: Operation, path: str, raw: bytes = b"", model: str | None = None) -> Asked:
+    return read_http(operation, model, "POST", path, raw)
+
+
+async def test_an_index_has_the_pools_at_zero_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = [{"name": "a1", "version": "1", "state": "READY"}, {"name": "ens"}]
+
+    async def ask(replica: ReplicaLease, method: str, path: str, body: bytes) -> CallAnswer:
+        assert (replica.id, method, path) == ("r", "POST", "/v2/repository/index")
+        return CallAnswer(replica="r", status=200, body=json.dumps(index).encode())
+
+    monkeypatch.setattr(service, "ask", ask)
+    pools = _Pools()
+    pools.pools["b"].unloaded = frozenset(("b2",))
+    pool_wide = _pool_wide(pools, _Changes())
+    assert not pool_wide.is_for_one(Operation.INDEX, None, changes=False)
+    answer = await pool_wide.answer(_asked(Operation.INDEX, "/v2/repository/index"), deadline=None)
+    b1 = {"name": "b1", "state": "READY"}
+    b2 = {"name": "b2", "state": "UNAVAILABLE", "reason": "unloaded"}
+    assert json.loads(answer.body) == [*index[:1], b1, b2, index[1]]
+    ready = _asked(Operation.INDEX, "/v2/repository/index", b'{"ready":true}')
+    assert b2 not in json.loads((await pool_wide.answer(ready, deadline=None)).body)
+
+
+async def test_settings_go_to_all_pools_and_are_kept_for_those_at_zero() -> None:
+    changes = _Changes()
+    answer = await _pool_wide(_Pools(), changes).answer(
+        _asked(Operation.LOG, "/v2/logging", b'{"log_info":false}'), deadline=None
+    )
+    assert answer.status == 200
+    assert sorted(pool for pool, _ in changes.kept) == ["a", "b"]
+
+
+async def test_an_ensemble_may_go_with_its_parts() -> None:
+    pools, changes = _Pools(), _Changes()
+    config = {"name": "ens", "ensemble_scheduling": {"step": [{"model_name": "a1"}, {"model_name": "a1"}]}}
+    known = ModelCatalogue(metadata_http="{}", config_http=json.dumps(config), metadata_grpc="", config_grpc="")
+    pools.pools["a"].catalogue = Catalogue(server_metadata_http="{}", server_metadata_grpc="", models={"ens": known})
+    raw = b'{"parameters":{"unload_dependents":true}}'
+    path = "/v2/repository/models/ens/unload"
+    await _pool_wide(pools, changes).answer(_asked(Operation.UNLOAD, path, raw, "ens"), deadline=None)
+    [(pool, change)] = changes.kept
+    assert (pool, change.models) == ("a", ("ens", "a1"))
+
+
+async def test_a_file_name_that_ends_triton_is_refused_and_no_other() -> None:
+    pools, changes = _Pools(), _Changes()
+    for name, refused in (("x" * 255, False), ("x" * 256, True), ("ü" * 128, True)):
+        raw = json.dumps({"parameters": {"config": "{}", f"file:1/{name}/a": ""}}).encode()
+        load = _asked(Operation.LOAD, "/v2/repository/models/a1/load", raw, "a1")
+        try:
+            await _pool_wide(pools, changes).answer(load, deadline=None)
+        except TidegateError as error:
+            assert refused and error.kind is ErrorKind.BAD_REQUEST
+        else:
+            assert not refused
+    assert len(changes.kept) == 1
