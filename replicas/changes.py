@@ -51,6 +51,7 @@ class ChangeFollower:
         A change that fails here does not keep the replica from serving: its lease says which models it has.
         """
         changes = await self._changes()
+        away = False
         while True:
             try:
                 new = await changes.after(self._pool, self._last_id)
@@ -65,7 +66,10 @@ class ChangeFollower:
                         )
                         if each.change.kind is ChangeKind.REGISTER and answer.unreachable is None:
                             await changes.forget(self._pool, [each])  # the caller's memory is gone
-            except TidegateError:
+            except TidegateError as error:
+                if not away:
+                    _log.warning("ready but for what operators have changed, which is not known yet: %s", error)
+                away = True
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def follow(self) -> None:

@@ -465,7 +465,7 @@ async def test_serving_goes_on_while_the_store_is_away(
     """It starts without a store, joins when it comes, serves through an absence and joins again."""
     await valkey.stop()
     async with replica_process(store, valkey.settings, echo_repository, ["ident"], tmp_path) as replica:
-        await _until(lambda: "ready:" in replica.log, 30.0)
+        await _until(lambda: "ready but for what operators have changed" in replica.log, 30.0)
         await valkey.start()
         lease = await replica.until(ReplicaState.READY)
         await valkey.kill()
