@@ -6,6 +6,7 @@ share the machine, so read the ratios.
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ def main(argv: list[str]) -> int:
     chosen = parser.parse_args(argv).only or list(_PARTS)
     console = Console(width=140)
     outcomes = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the stack, so that nothing is left running
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder, ExitStack() as stack:
         setup = Setup(Path(folder), stack)
         console.print(f"bench: {machine()}; load from {setup.generator.name}")

@@ -45,7 +45,7 @@ class Series:
     def ratio(self, side: str, other: str, figure: Callable[[Sample], float]) -> list[float]:
         """``side`` over ``other``, round by round."""
         pairs = zip(self.each(side, figure), self.each(other, figure), strict=True)
-        return [one / two for one, two in pairs if two]
+        return [one / two for one, two in pairs]
 
     def failures(self, side: str) -> int:
         return sum(sample.measured.failures for sample in self.samples[side])
@@ -70,7 +70,11 @@ def cpu_us(sample: Sample) -> float:
 def in_turns(
     name: str, sides: Sequence[Side], rounds: int, seconds: float, run: Callable[[Side, float], Measured]
 ) -> Series:
-    """Run every side for ``seconds`` a round, each round beginning with another; before that, a moment to warm up."""
+    """Run every side for ``seconds`` a round, each round beginning with another; before that, a moment to warm up.
+
+    Raises:
+        RuntimeError: a side answered nothing in a round; no figure could be made of the rest.
+    """
     for side in sides:
         run(side, _WARM_SECONDS)
     samples: dict[str, list[Sample]] = {side.name: [] for side in sides}
@@ -80,5 +84,7 @@ def in_turns(
             before = cpu_seconds(side.pids)
             measured = run(side, seconds)
             spent = cpu_seconds(side.pids) - before
-            samples[side.name].append(Sample(measured, spent / max(1, measured.requests) * 1e6))
+            if not measured.requests:
+                raise RuntimeError(f"{name}: {side.name} answered nothing in round {number + 1}")
+            samples[side.name].append(Sample(measured, spent / measured.requests * 1e6))
     return Series(name, samples)
