@@ -1,17 +1,18 @@
-"""A connection that speaks HTTP/2, either side of it: frames in and out, settings, windows, pings, and what a peer may
-not do. Which streams there are and what becomes of their data is for the two kinds of connection built on it.
+"""What a connection of HTTP/2 reads, either side of it: frames, settings, windows, pings, and what a peer may not do.
+
+Which streams there are and what becomes of their data is for the two kinds of connection built on it; what it writes is
+in h2_output.
 """
 
-import asyncio
 import logging
-import socket
-from typing import Any, cast
+from typing import Any
 
 from gateway.ingress import h2_frames as h2
 from gateway.ingress.h2_frames import Code, ConnectionFault
-from gateway.ingress.h2_headers import EMPTY_TABLE, HeaderBlocks
+from gateway.ingress.h2_headers import HeaderBlocks
 from gateway.ingress.h2_leg import Leg
-from gateway.ingress.h2_window import ReceiveWindow, widened
+from gateway.ingress.h2_output import Http2Output
+from gateway.ingress.h2_window import widened
 
 log = logging.getLogger(__name__)
 
@@ -23,46 +24,23 @@ _CHORES = 4000
 _CHORES_PER_SECOND = 1000
 #: Moving the windows of so many streams weighs as much as one more of those.
 _LEGS_PER_CHORE = 8
-#: While the socket takes no more than this, what is to be sent waits in its streams. Bytes.
-_WRITE_HIGH = 262144
-#: What was written last gets this long to leave. Seconds.
-_CLOSE_SECONDS = 2.0
-_KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
-class Http2Connection(asyncio.Protocol):
+class Http2Connection(Http2Output):
     """See the module. Nothing that a peer sends makes one of its methods raise."""
 
-    transport: asyncio.Transport
-    #: Room in a whole connection's window; None: as much as its streams may keep.
-    CONNECTION_WINDOW: int | None = None
-    SETTINGS: dict[int, int] = {}  # noqa: RUF012 - set once per kind
-
     def __init__(self, blocks: HeaderBlocks[Any], header_limit_bytes: int) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__()
         self._blocks = blocks
         self._block_limit = 2 * header_limit_bytes
         self._reader = h2.FrameReader()
         self._decoder: Any = blocks.new_decoder()  # until the peer has taken our settings
         self._block: list[bytes] | None = None
         self._block_of = (0, 0)
-        self._out: list[bytes] = []
-        self._flushing = False
-        self._blocked: dict[Leg, None] = {}
-        self._peer_window = h2.DEFAULT_WINDOW
-        self._window_in = ReceiveWindow(self.CONNECTION_WINDOW or h2.LARGEST_WINDOW, self.CONNECTION_WINDOW or 0)
-        self._table_told = False
         self.credit = _CHORES
         self._chores_at = self._loop.time()
-        self.active_at = self._chores_at
-        self.legs: dict[int, Leg] = {}
-        self.send_window = h2.DEFAULT_WINDOW
-        self.frame_size = h2.DEFAULT_FRAME_SIZE
         self.peer_streams = h2.LARGEST_STREAM_ID
         self.greeted = False
-        self.writable = True
-        self.closed = False
-        self._lost = False
 
     # -- for the two kinds --------------------------------------------------------------------------------
 
@@ -88,35 +66,7 @@ class Http2Connection(asyncio.Protocol):
     def on_pong(self, payload: bytes) -> None:
         """A ping of ours was answered."""
 
-    def on_leg_over(self) -> None:
-        """A stream is gone."""
-
-    def on_lost(self) -> None:
-        """Nothing more goes in or out here; called once."""
-
-    def on_closed(self) -> None:
-        """The socket is closed."""
-
-    @property
-    def last_peer_stream(self) -> int:
-        return 0
-
     # -- what the event loop calls ------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-        self.transport.set_write_buffer_limits(_WRITE_HIGH)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _KEEPALIVE.items():
-                if hasattr(socket, name):
-                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-    def introduce(self, preface: bytes = b"") -> None:
-        """Our first bytes."""
-        self.put(preface + h2.settings_frame(self.SETTINGS))
-        self.put(h2.window_update(0, (self.CONNECTION_WINDOW or h2.LARGEST_WINDOW) - h2.DEFAULT_WINDOW))
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -126,20 +76,6 @@ class Http2Connection(asyncio.Protocol):
         except Exception:
             log.exception("event=http2-failed")
             self.fail(Code.INTERNAL_ERROR, "")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
-        self.writable = False
-        self._out.clear()
-        self._lose()
-        self.on_closed()
-
-    def pause_writing(self) -> None:
-        self.writable = False
-
-    def resume_writing(self) -> None:
-        self.writable = True
-        self._unblock()
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -307,67 +243,7 @@ class Http2Connection(asyncio.Protocol):
         """A header block has begun and not ended."""
         return self._block is not None
 
-    # -- writing ------------------------------------------------------------------------------------------
-
-    def put(self, data: bytes) -> None:
-        """Write in the loop's next turn, together with what else there is by then."""
-        self._out.append(data)
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self.flush)
-
-    def put_headers(self, stream_id: int, block: bytes, *, end_stream: bool) -> None:
-        if not self._table_told:
-            self._table_told = True
-            block = EMPTY_TABLE + block
-        if len(block) <= h2.DEFAULT_FRAME_SIZE:
-            flags = h2.END_HEADERS | h2.END_STREAM if end_stream else h2.END_HEADERS
-            self.put(h2.frame(h2.HEADERS, flags, stream_id, block))
-        else:
-            self.put(h2.header_frames(stream_id, block, end_stream=end_stream, frame_size=self.frame_size))
-
-    def flush(self) -> None:
-        self._flushing = False
-        out, self._out = self._out, []
-        if out and not self.closed and not self.transport.is_closing():
-            self.transport.write(out[0] if len(out) == 1 else b"".join(out))
-
-    def block(self, leg: Leg) -> None:
-        self._blocked[leg] = None
-
-    def _unblock(self) -> None:
-        # One that uses up the connection's window goes to the end of the queue, so that all get their turn.
-        while self._blocked and self.writable and self.send_window > 0:
-            leg = next(iter(self._blocked))
-            del self._blocked[leg]
-            leg.pump()
-
-    def new_leg(self, stream_id: int) -> Leg:
-        leg = Leg(self, stream_id, self._peer_window)
-        self.legs[stream_id] = leg
-        return leg
-
-    def forget(self, leg: Leg) -> None:
-        if self.legs.pop(leg.stream_id, None) is None:
-            return
-        self._blocked.pop(leg, None)
-        leg.source = None  # no circles: the collector would look for them all the time
-        if leg.kept:
-            self.taken(leg.kept)
-            leg.kept = 0
-        self.active_at = self._loop.time()
-        self.on_leg_over()
-
-    def taken(self, count: int) -> None:
-        if self.CONNECTION_WINDOW is not None:
-            self._open_window(count)
-
-    def _open_window(self, count: int) -> None:
-        more = self._window_in.take(count)
-        if more:
-            self.put(h2.window_update(0, more))
-
-    # -- the end ------------------------------------------------------------------------------------------
+    # -- too much of it -----------------------------------------------------------------------------------
 
     def earn(self) -> None:
         """A frame has carried something on."""
@@ -383,31 +259,3 @@ class Http2Connection(asyncio.Protocol):
             if credit <= 0:
                 raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that carry nothing on")
         self.credit = credit - 1
-
-    def fail(self, code: Code, message: str) -> None:
-        """End the connection with GOAWAY. Its streams end with it."""
-        if self.closed:
-            return
-        self.put(h2.goaway(self.last_peer_stream, code, message.encode()))
-        self.close()
-
-    def close(self) -> None:
-        """Close after what was written."""
-        if self.closed:
-            return
-        self.flush()
-        self.closed = True
-        if not self.writable:
-            self.transport.abort()  # a peer that takes nothing will not take this either
-        else:
-            self.transport.close()
-            self._loop.call_later(_CLOSE_SECONDS, self.transport.abort)
-        self._lose()
-
-    def _lose(self) -> None:
-        if not self._lost:
-            self._lost = True
-            try:
-                self.on_lost()
-            except Exception:
-                log.exception("event=http2-failed")
