@@ -205,7 +205,7 @@ class Exchange(Recovery[UpstreamConnection]):
             return
         self._connection.write(data)
         self._remember(data)
-        if complete:
+        if complete and self._pool.faults.first_byte_limit_seconds:
             self._await_first_byte()
 
     def fail(self, error: TidegateError) -> None:
@@ -244,7 +244,7 @@ class Exchange(Recovery[UpstreamConnection]):
         if body:
             self._remember(body)
         self._invite()
-        if self._body_complete:
+        if self._body_complete and self._pool.faults.first_byte_limit_seconds:
             self._await_first_byte()
         self._caller.update_reading()
 

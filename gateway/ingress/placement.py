@@ -48,6 +48,7 @@ class Placement(Generic[C]):
         "_deadline",
         "_deadline_timer",
         "_ended",
+        "_fault_timer",
         "_head",
         "_held_seconds",
         "_hold",
@@ -80,6 +81,7 @@ class Placement(Generic[C]):
         self._hold: Hold | None = None
         self._reservation: Reservation | None = None
         self._held_seconds = 0.0
+        self._fault_timer: asyncio.TimerHandle | None = None  # see recovery.py
         self._part: SequencePart | None = None
         self._sequence: Sequence | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -193,6 +195,8 @@ class Placement(Generic[C]):
         self._ended = True
         if self._queue_timer is not None:
             self._queue_timer.cancel()
+        if self._fault_timer is not None:
+            self._fault_timer.cancel()
         if self._asking is not None:
             self._asking.cancel()
         if self._sequence is not None and self._part is not None:

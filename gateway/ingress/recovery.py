@@ -3,10 +3,9 @@
 The rules are in docs/protocol.md; what may be repeated at all, and how often, says gateway/routing/faults.py.
 """
 
-import asyncio
 from dataclasses import replace
 
-from gateway.ingress.placement import RESEND_LIMIT, C, Connections, Placement
+from gateway.ingress.placement import RESEND_LIMIT, C, Placement
 from wire.errors import ErrorKind, TidegateError
 from wire.membership import ReplicaState
 
@@ -18,21 +17,12 @@ class Recovery(Placement[C]):
     """A placement that survives faults of replicas. A subclass gives ``_take_back``, and calls ``_await_first_byte``
     and ``_on_first_byte``."""
 
-    __slots__ = ("_fault_timer",)
-
-    def __init__(self, upstreams: Connections[C], loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(upstreams, loop)
-        self._fault_timer: asyncio.TimerHandle | None = None
+    __slots__ = ()
 
     def _take_back(self) -> bool:
         """Let go of the replica and get ready to be sent again. False, and nothing is changed, where what was sent is
         no longer there, or the answer has begun."""
         return False
-
-    def _give_back(self, *, well: bool = False) -> None:
-        if self._fault_timer is not None:
-            self._fault_timer.cancel()
-        super()._give_back(well=well)
 
     def _may_repeat(self) -> bool:
         """Whether it may be run once more though it may have run; that is counted. A step of a sequence never is."""
@@ -91,10 +81,9 @@ class Recovery(Placement[C]):
         return False
 
     def _await_first_byte(self) -> None:
-        """The replica has the whole request."""
+        """The replica has the whole request. To be called where the pool's settings limit that time."""
         limit = self._pool.faults.first_byte_limit_seconds
-        if limit:
-            self._fault_timer = self._loop.call_later(limit, self._on_no_first_byte, limit)
+        self._fault_timer = self._loop.call_later(limit, self._on_no_first_byte, limit)
 
     def _on_first_byte(self) -> None:
         if self._fault_timer is not None:

@@ -165,7 +165,7 @@ class RpcStream(RpcFront):
             else:
                 replay.append(data)
         up.send(data, end=end)
-        if end and not self._is_stream:
+        if end and self._pool.faults.first_byte_limit_seconds and not self._is_stream:
             self._await_first_byte()
 
     # -- from the replica ---------------------------------------------------------------------------------

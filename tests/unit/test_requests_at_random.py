@@ -38,7 +38,8 @@ class Request(Recovery[str]):
 
     def _send_on(self, connection: str) -> None:
         self.on_replica = True
-        self._await_first_byte()
+        if self._pool.faults.first_byte_limit_seconds:
+            self._await_first_byte()
 
     def _take_back(self) -> bool:
         self.on_replica = False
