@@ -6,24 +6,19 @@ and nothing is lost with a gateway.
 """
 
 import asyncio
-import contextlib
 import ipaddress
 import json
-import logging
-import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gateway.pool_wide import merging, messages
 from gateway.pool_wide.asking import ask
+from gateway.pool_wide.changing import Changing, ready_replicas
 from gateway.pool_wide.operations import Asked, Operation
 from gateway.routing.pool import Pool, RequestHead
 from stores.changes import ChangeStore
-from wire.changes import Call, CallAnswer, CallProtocol, Change, ChangeKind, Numbered, obsolete
+from wire.changes import CallAnswer, CallProtocol
 from wire.errors import ErrorKind, TidegateError
-from wire.membership import ReplicaLease, ReplicaState
-
-log = logging.getLogger(__name__)
 
 #: Longest request of an operation: what it says is kept in the store. Bytes.
 OPERATION_LIMIT_BYTES = 64 << 20
@@ -64,11 +59,10 @@ class PoolWide:
     ) -> None:
         """``host`` is where the doors listen."""
         self._pools = pools
-        self._changes = changes
         self._at_zero = at_zero
         self._local = is_loopback(host)
         self._operator_endpoints = operator_endpoints
-        self._making: set[asyncio.Task[CallAnswer]] = set()
+        self._changing = Changing(changes, pools.refresh)
 
     def check(self, operation: Operation) -> None:
         """Raises TidegateError where an operation is not for callers of this gateway."""
@@ -87,7 +81,7 @@ class PoolWide:
         if operation in (Operation.TRACE, Operation.LOG):
             return True
         pools = self._pools_of(model)
-        ready = sum(len(_ready(pool)) for pool in pools)
+        ready = sum(len(ready_replicas(pool)) for pool in pools)
         if operation is Operation.INDEX:
             return ready == 1 and len(pools) == 1
         return ready <= 1
@@ -110,8 +104,7 @@ class PoolWide:
 
     def close(self) -> None:
         """Wait for no more answers; what is written down is made all the same."""
-        for task in self._making:
-            task.cancel()
+        self._changing.close()
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -120,7 +113,7 @@ class PoolWide:
         if asked.operation not in _MERGED:
             with await pools[0].reserve(head) as reservation:
                 return await ask(reservation.replica, asked.method, asked.path, asked.body)
-        replicas = [replica for pool in pools for replica in _ready(pool)]
+        replicas = [replica for pool in pools for replica in ready_replicas(pool)]
         answers = await asyncio.gather(*(ask(each, asked.method, asked.path, asked.body) for each in replicas))
         # A replica that cannot be reached is about to be found gone, and its figures with it.
         told = [answer for answer in answers if answer.well]
@@ -153,7 +146,7 @@ class PoolWide:
         if not undoes and not any(pool.has_ready_replica for pool in pools):
             # It can be refused, so it needs a replica. Unloading cannot: it is written down for the next one.
             (await pools[0].reserve(head)).release()
-        answers = await asyncio.gather(*(self._shielded(self._change_pool(pool, asked, head)) for pool in pools))
+        answers = await asyncio.gather(*(self._changing.make(pool, asked, head) for pool in pools))
         told = [answer for of_pool in answers for answer in of_pool]
         if not told and undoes:
             return nothing
@@ -161,60 +154,6 @@ class PoolWide:
             message = "no replica was left to answer; what was asked for is kept for the next one"
             raise TidegateError(ErrorKind.REPLICA_LOST, message)
         return _in_protocol(merging.agreed(told, asked.call.protocol), asked.call.protocol)
-
-    async def _shielded(self, work: Coroutine[Any, Any, list[CallAnswer]]) -> list[CallAnswer]:
-        """A change that is written down is seen through, whether its caller waits or not."""
-        task: asyncio.Task[Any] = asyncio.create_task(work)
-        self._making.add(task)
-        task.add_done_callback(self._making.discard)
-        task.add_done_callback(_retrieve)
-        answers: list[CallAnswer] = await asyncio.shield(task)
-        return answers
-
-    async def _change_pool(self, pool: Pool, asked: Asked, head: RequestHead) -> list[CallAnswer]:
-        """Write the change down, wait for the replicas that are ready, and forget what it made obsolete."""
-        # A pool that makes a change is not idle; one that is too busy to give a slot is not either.
-        with pool.try_reserve(head) or contextlib.nullcontext():
-            return await self._write_and_wait(pool, asked)
-
-    async def _write_and_wait(self, pool: Pool, asked: Asked) -> list[CallAnswer]:
-        kind = asked.operation.change
-        assert kind is not None
-        change = Change(
-            token=uuid.uuid4().hex,
-            kind=kind,
-            about=asked.about,
-            models=self._models_of(pool, asked) if asked.operation in (Operation.LOAD, Operation.UNLOAD) else (),
-            plain=kind is ChangeKind.LOAD and not asked.names,
-        )
-        made = await self._changes.append(pool.name, change, _without_queries(asked.call))
-        log.info("event=change pool=%s kind=%s about=%r", pool.name, kind.value, asked.about)
-        # Read again: a replica may have become ready that this instance has not heard of.
-        await self._pools.refresh(pool)
-        answers = await self._answers(pool, made)
-        await self._settle(pool, made, answers)
-        await self._pools.refresh(pool)  # who asks next shall be routed by what has changed
-        return answers
-
-    async def _answers(self, pool: Pool, made: Numbered) -> list[CallAnswer]:
-        """The answers of the replicas that are ready, as long as they are."""
-        expected = {lease.id: position for position, lease in enumerate(_ready(pool))}
-        answers: dict[str, CallAnswer] = {}
-        while True:
-            there = {lease.id for lease in _ready(pool)}
-            if all(replica in answers for replica in expected if replica in there):
-                return [answers[replica] for replica in sorted(answers, key=lambda each: expected.get(each, 1 << 30))]
-            answer = await self._changes.next_answer(pool.name, made.change.token)
-            if answer is not None:
-                answers[answer.replica] = answer
-
-    async def _settle(self, pool: Pool, made: Numbered, answers: Sequence[CallAnswer]) -> None:
-        kept = await self._changes.after(pool.name)
-        if answers and not any(answer.well for answer in answers):
-            gone = {made.id}  # every replica has refused it, so would the next
-        else:
-            gone = set(obsolete(kept, made, pool.settings.model_names))
-        await self._changes.forget(pool.name, [each for each in kept if each.id in gone])
 
     # -- which pools --------------------------------------------------------------------------------------
 
@@ -245,20 +184,11 @@ class PoolWide:
     async def _pool_with_files_of(self, model: str) -> Pool:
         pools = self._pools_of(None)
         for pool in pools if len(pools) > 1 else ():
-            for replica in _ready(pool)[:1]:
+            for replica in ready_replicas(pool)[:1]:
                 answer = await ask(replica, "POST", "/v2/repository/index", b"")
                 if answer.well and any(entry.get("name") == model for entry in json.loads(answer.body)):
                     return pool
         return pools[0]
-
-    def _models_of(self, pool: Pool, asked: Asked) -> tuple[str, ...]:
-        """The named model, and those that go with it: an ensemble may be unloaded with its parts."""
-        models = [asked.model or ""]
-        known = None if pool.catalogue is None else pool.catalogue.models.get(models[0])
-        if asked.operation is Operation.UNLOAD and "unload_dependents" in asked.names and known is not None:
-            steps = json.loads(known.config_http).get("ensemble_scheduling", {}).get("step", ())
-            models += [step["model_name"] for step in steps]
-        return tuple(dict.fromkeys(models))
 
     def _shares_a_machine(self) -> bool:
         """Whether caller, gateway and all replicas must be on this machine: all of them talk over loopback."""
@@ -274,10 +204,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def _ready(pool: Pool) -> list[ReplicaLease]:
-    return [lease for lease in pool.replicas if lease.state is ReplicaState.READY]
 
 
 def _first_of_triton(answers: Sequence[CallAnswer]) -> CallAnswer:
@@ -308,12 +234,3 @@ def _refuse_fatal(asked: Asked) -> None:
         if kind == "file" and colon and any(len(part.encode()) > _NAME_LIMIT for part in path.split("/")):
             message = f"a file's name in 'file:' may be {_NAME_LIMIT} bytes long"
             raise TidegateError(ErrorKind.BAD_REQUEST, message)
-
-
-def _without_queries(call: Call) -> Call:
-    return call.model_copy(update={"target": call.target.partition("?")[0]})
-
-
-def _retrieve(task: "asyncio.Task[Any]") -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.warning("event=change-failed error=%r", str(task.exception()))
