@@ -3,9 +3,12 @@
     python -m loadtests.routing depth       one replica: depth factors against no slots at all
     python -m loadtests.routing policies    two replicas: spread against pack
 
+Names of models may follow, to measure these only.
+
 The gateway's HTTP door runs in a process of its own, without Ray and without a store; its pool is told of the
-replicas by hand. Models: ``ident`` of the bench pool (dynamic batching), ``plain`` (the same echo, one request at a
-time) and the ``classifier`` of the shipped pool. Results are a table on standard output.
+replicas by hand. Models: ``steady`` (an echo that takes 30 ms for a batch of up to 16, whatever its size and
+however busy the machine: as a GPU does), ``ident`` of the bench pool (dynamic batching), ``plain`` (the same echo, one
+request at a time) and the ``classifier`` of the shipped pool. Results are a table on standard output.
 """
 
 import asyncio
@@ -38,13 +41,26 @@ from wire.membership import Catalogue, ModelCatalogue, ReplicaLease, ReplicaStat
 from wire.pools import PoolSettings
 
 _ROOT = Path(__file__).parent.parent
-_SHAPES = {"ident": (1, 16), "plain": (16,), "classifier": (1, 3, 48, 192)}
-_INPUTS = {"ident": "INPUT0", "plain": "INPUT0", "classifier": "x"}
+_SHAPES = {"steady": (1, 16), "ident": (1, 16), "plain": (16,), "classifier": (1, 3, 48, 192)}
+_INPUTS = {"steady": "INPUT0", "ident": "INPUT0", "plain": "INPUT0", "classifier": "x"}
 _ROUNDS = 3
 _SECONDS = 2.0
 #: Before that, not counted. Seconds.
 _WARM_UP_SECONDS = 0.7
 _NO_SLOTS: dict[str, Any] = {"depth_factor": 1000.0}
+
+_STEADY = """
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.03)
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", one.inputs()[0].as_numpy())]) for one in requests
+        ]
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +75,7 @@ class Case:
 
 def main() -> int:
     """Run ``depth`` or ``policies``, see the module."""
-    if sys.argv[1:] not in (["depth"], ["policies"]):
+    if sys.argv[1:2] not in (["depth"], ["policies"]) or not set(sys.argv[2:]) <= set(_SHAPES):
         print(__doc__)
         return 2
     if sys.argv[1] == "depth":
@@ -73,8 +89,8 @@ def main() -> int:
             "| model | callers | setting | requests/s | p50 ms | p99 ms | mean batch by replica | share of the first |"
         )
         print("|---|---|---|---|---|---|---|---|")
-        for model in _SHAPES:
-            for callers in (32, 64) if replicas == 1 else (8, 48):
+        for model in sys.argv[2:] or _SHAPES:
+            for callers in (32, 64) if replicas == 1 else (8, 24, 48):
                 _compare([Case(model, callers, name, routing) for name, routing in settings.items()], tritons)
     return 0
 
@@ -143,7 +159,15 @@ def _repository(target: Path) -> Path:
     text = (bench / "config.pbtxt").read_text()
     text = text.replace("max_batch_size: 64", "max_batch_size: 0").replace("dynamic_batching { }", "")
     (target / "plain" / "config.pbtxt").write_text(text)
+    _write_steady(target / "steady", text)
     return target
+
+
+def _write_steady(folder: Path, plain_config: str) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(_STEADY)
+    config = plain_config.replace("max_batch_size: 0", "max_batch_size: 16")
+    (folder / "config.pbtxt").write_text(config + "\ndynamic_batching { max_queue_delay_microseconds: 1000 }\n")
 
 
 @contextmanager
