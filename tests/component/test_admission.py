@@ -5,7 +5,10 @@ import asyncio
 import pytest
 import uvloop
 
+from tests.component.test_rpc_relay import infer
+from tests.component.test_rpc_relay import running_door as running_grpc_door
 from tests.doors import Answer, Caller, ask, post, running_door
+from tests.h2_peer import caller, replica
 from tests.upstream import Reply, Seen, Upstream
 from wire.errors import ERROR_KIND_HEADER
 
@@ -134,3 +137,29 @@ async def test_one_connection_reaches_every_replica_and_a_new_one_at_once() -> N
             for _ in range(60):
                 assert (await caller.ask(post(INFER))).status == 200
             assert len(late.seen) == 20
+
+
+async def test_over_grpc_quotas_bounds_and_limits_have_their_codes() -> None:
+    """A-027, and the table of overload: the class and the tenant are metadata, and end here."""
+    tenants = {"scans": {"requests_per_second": 0.01}}
+    routing = {"tenants": tenants, "hold_limit_seconds": 0.5, "batch_hold_limit_requests": 0}
+    async with (
+        replica() as upstream,
+        running_grpc_door(upstream.lease(), max_in_flight_per_replica=1, **routing) as door,
+        caller(door.port) as peer,
+    ):
+        named = ("tidegate-tenant", "scans")
+        assert (await peer.over(peer.call(infer(), named))).status == "0"
+        told = await peer.over(peer.call(infer(), named))
+        assert (told.status, told.headers[ERROR_KIND_HEADER]) == ("8", "quota")
+        assert int(told.headers["retry-after"]) > 10
+        upstream.script = lambda peer, event: None
+        peer.call(infer(), ("tidegate-class", "batch"))
+        while not door.pool.in_flight:
+            await asyncio.sleep(0.001)
+        full = await peer.over(peer.call(infer(), ("tidegate-class", "batch")))
+        assert (full.status, full.headers[ERROR_KIND_HEADER]) == ("14", "hold_limit")
+        late = await peer.over(peer.call(infer()), seconds=10.0)
+        assert (late.status, late.headers[ERROR_KIND_HEADER]) == ("14", "no_replica")
+        bad = await peer.over(peer.call(infer(), ("tidegate-class", "now")))
+        assert (bad.status, bad.headers[ERROR_KIND_HEADER]) == ("3", "bad_request")
