@@ -21,6 +21,7 @@ from gateway.settings import GatewaySettings
 from replicas.addresses import AttachAddresses
 from tests.differential.grpc_cases import CALLS, Call
 from tests.doors import Counted, HandRouter, pool_settings
+from tests.h2_peer import caller, framed
 from tests.triton import MIXED_MODELS
 from wire.errors import ERROR_KIND_HEADER
 from wire.membership import ReplicaLease, ReplicaState
@@ -112,6 +113,19 @@ async def test_answers_equal_those_of_triton(mixed_triton: AttachAddresses) -> N
             if through != direct and readable(call, through) != readable(call, direct):
                 different.append(f"{name}:\n  direct  {direct}\n  through {through}"[:3000])
     assert not different, f"{len(different)} of {len(CALLS)}:\n" + "\n".join(different)
+
+
+@pytest.mark.parametrize("name", ["told", "wrong type", "a large answer", "A-028 stream of five", "server metadata"])
+async def test_header_blocks_equal_those_of_triton(mixed_triton: AttachAddresses, name: str) -> None:
+    """Also what libraries keep to themselves, such as the encodings that a server accepts."""
+    seen = []
+    async with pair(mixed_triton) as both:
+        for address in (mixed_triton.grpc, both.url):
+            async with caller(int(address.rpartition(":")[2])) as peer:
+                path = SERVICE + CALLS[name].method
+                stream = await peer.over(peer.call(b"".join(map(framed, CALLS[name].sent)), path=path))
+                seen.append((stream.headers, stream.trailers, stream.reset))
+    assert seen[0] == seen[1]
 
 
 async def test_a_stream_ends_when_its_replica_drains(mixed_triton: AttachAddresses) -> None:
