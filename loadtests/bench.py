@@ -44,8 +44,9 @@ def main(argv: list[str]) -> int:
             begin = time.perf_counter()
             outcomes.append(_PARTS[part](setup))
             report.show(outcomes[-1], console)
+            written = report.write(outcomes[-1:], list(_PARTS), _REPORTS)  # at once: a later part may fail
             console.print(f"{part}: {time.perf_counter() - begin:.0f} s")
-    console.print(f"written to {report.write(outcomes, list(_PARTS), _REPORTS)}")
+    console.print(f"written to {written}")
     return 0 if all(outcome.all_answered for outcome in outcomes) else 1
 
 

@@ -1,9 +1,10 @@
 """Where the data plane's time goes, in microseconds a request: ``python -m loadtests.profile`` prints tables.
 
 The two doors run in a process of their own, without Ray and without a store, in front of one real Triton, under h2load.
-CPU time a request comes from ``/proc``, of a run that nobody samples; which lines it goes to from py-spy, of a second
-run. C code counts for the Python line that calls it; what the event loop itself does (waiting for sockets, receiving)
-is the line that runs the loop.
+CPU time a request comes from ``/proc``, of a run that nobody samples; its shares are py-spy's samples, of a second run.
+C code counts for the Python function that calls it; what the event loop itself does (waiting for sockets, receiving)
+for the one that runs the loop. py-spy also samples a thread that waits for a processor: where others want it too, what
+wakes them (sending) looks longer than it is.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ _MODELS = ("ident", "repeat")
 _SETTINGS = PoolSettings.model_validate({"models": [{"name": name} for name in _MODELS]})
 _SECONDS = 6.0
 _SAMPLES_PER_SECOND = 400
-#: Lines with less than this share are summed up as the rest.
+#: Functions with less than this share are summed up as the rest.
 _LEAST_SHARE = 0.012
 
 
@@ -86,7 +87,7 @@ def _profile(title: str, work: Work, doors: Side, generator: H2load, connections
 
 
 def _sampled(pid: int) -> "Counter[str]":
-    """Samples by the line that was running, with its function and file."""
+    """Samples by the function that was running, with its file."""
     with tempfile.NamedTemporaryFile(prefix="tidegate-profile-") as raw:
         program = Path(sys.executable).with_name("py-spy")
         options = ["--rate", str(_SAMPLES_PER_SECOND), "--duration", f"{_SECONDS:.0f}", "--format", "raw"]
@@ -95,7 +96,7 @@ def _sampled(pid: int) -> "Counter[str]":
         samples: Counter[str] = Counter()
         for line in Path(raw.name).read_text().splitlines():
             stack, _, count = line.rpartition(" ")
-            samples[stack.rpartition(";")[2]] += int(count)
+            samples[stack.rpartition(";")[2].rpartition(":")[0] + ")"] += int(count)
     return samples
 
 

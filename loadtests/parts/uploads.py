@@ -37,7 +37,7 @@ def measure(setup: Setup) -> Outcome:
             outcome.figure(f"{name} failures", [failures], "requests")
     series = in_turns(
         f"http 12 MB, {_CALLERS} callers",
-        [*setup.sides, setup.serve],
+        setup.sides,
         _ROUNDS,
         _SECONDS,
         # By our own client: h2load answered nothing at all in some rounds with such bodies, before Triton itself too.
