@@ -7,6 +7,7 @@ from gateway.ingress.http_body import too_large
 from gateway.ingress.http_exchange import Caller, Ledger
 from gateway.ingress.http_routes import Route, path_of
 from gateway.ingress.http_wire import Request, render_answer
+from gateway.ingress.shape_guard import check_nesting
 from gateway.pool_wide.from_http import read_operation
 from gateway.pool_wide.operations import Operation
 from gateway.pool_wide.service import OPERATION_LIMIT_BYTES, PoolWide
@@ -59,6 +60,11 @@ class HttpOperation:
         elif complete and not self._ended:
             self.awaits_body = False
             request = self._request
+            try:
+                check_nesting(self._body)
+            except TidegateError as error:
+                self.fail(error)
+                return
             path = path_of(request.target).decode("latin-1")
             asked = read_operation(self._operation, self._route.model, request.method.decode(), path, bytes(self._body))
             work = self._pool_wide.answer(asked, deadline=self._deadline, job=request.job)

@@ -1,13 +1,14 @@
-"""Requests that are known to end a Triton: a JSON shape of more elements than memory holds, or data nested without
-end. Pure.
+"""Requests that are known to end a Triton: a JSON shape of more elements than memory holds, or JSON nested without end.
+Pure.
 
 Triton 2.51 makes room for the elements that an input's ``shape`` promises before it looks for them in ``data``, and
 aborts when it cannot ([1, 9223372036854775807], but [1000, 1000, 1000, 1000] as well); and it descends into nested
-``data`` until its stack is used up. Tensors in binary, and gRPC, have neither fault.
+JSON, at any endpoint that reads some, until its stack is used up. Tensors in binary, and gRPC, have neither fault.
 """
 
 import math
 import re
+from itertools import accumulate
 
 from gateway.ingress.http_wire import Request
 from gateway.ingress.json_part import JsonPart
@@ -17,9 +18,12 @@ from wire.errors import ErrorKind, TidegateError
 _HARMLESS_ELEMENTS = 1 << 24
 #: A shape whose dimensions take no more characters than this cannot have more elements than that.
 _HARMLESS_LENGTH = 7
-#: Deeper than this no data is nested: as many dimensions no library has.
+#: Deeper than this nothing is nested: as many dimensions no library has.
 _DEPTH_LIMIT = 512
-_BRACKETS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]]', re.DOTALL)
+#: A string without an end goes to the end of the text: it must not be looked at again from its next quote.
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_STEPS = {byte: 1 if byte in b"[{" else -1 for byte in b"[]{}"}
 _SHAPE = re.compile(rb'"shape"\s*:\s*\[([^\[\]{}"]*)\]')
 _DIMENSION = re.compile(rb"[0-9]+")
 _ESCAPED = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
@@ -27,7 +31,7 @@ _ESCAPED = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
 
 def may_be_deadly(request: Request, body: bytes) -> bool:
     """A quick look, which lets most requests through: their tensors are binary."""
-    return request.wrapped or b'"data"' in body or b"\\u00" in body
+    return request.wrapped or b'"data"' in body or b"\\u00" in body or _may_be_deep(body)
 
 
 def check_shapes(request: Request, body: bytes) -> None:
@@ -45,8 +49,17 @@ def check_shapes(request: Request, body: bytes) -> None:
     if found is not None:
         message = f"the shape [{found}] has more elements than the request's data"
         raise TidegateError(ErrorKind.BAD_REQUEST, message)
-    if text.count(b"[") > _DEPTH_LIMIT and _depth(text) > _DEPTH_LIMIT:
-        raise TidegateError(ErrorKind.BAD_REQUEST, f"the request's data is nested more than {_DEPTH_LIMIT} deep")
+    check_nesting(text)
+
+
+def check_nesting(text: bytes | bytearray) -> None:
+    """Raises TidegateError: BAD_REQUEST, for JSON that is nested deeper than a Triton's stack bears."""
+    if _may_be_deep(text) and _depth(text) > _DEPTH_LIMIT:
+        raise TidegateError(ErrorKind.BAD_REQUEST, f"the request's JSON is nested more than {_DEPTH_LIMIT} deep")
+
+
+def _may_be_deep(text: bytes | bytearray) -> bool:
+    return text.count(b"[") > _DEPTH_LIMIT or text.count(b"{") > _DEPTH_LIMIT
 
 
 def deadly_shape(text: bytes, body_bytes: int) -> str | None:
@@ -66,14 +79,7 @@ def deadly_shape(text: bytes, body_bytes: int) -> str | None:
     return None
 
 
-def _depth(text: bytes) -> int:
-    """How deep arrays lie in each other."""
-    depth = deepest = 0
-    for token in _BRACKETS.finditer(text):
-        mark = token[0]
-        if mark == b"[":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif mark == b"]":
-            depth -= 1
-    return deepest
+def _depth(text: bytes | bytearray) -> int:
+    """How deep arrays and objects lie in each other."""
+    brackets = _STRING.sub(b"", text).translate(None, _NO_BRACKETS)
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)

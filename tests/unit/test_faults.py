@@ -113,6 +113,10 @@ def test_deadly_bodies_are_found_as_they_come_over_the_wire() -> None:
     assert refused(request("Transfer-Encoding: chunked"), b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
     nested = b'{"inputs":[{"name":"x","shape":[1],"data":' + b"[ " * 9000 + b"1" + b"]" * 9000 + b"}]}"
     assert refused(request(f"Content-Length: {len(nested)}"), nested)
+    for other in (b"[" * 60_000, b'{"a":' * 10_000, b'{"text_input":' + b"[[{}," * 900):
+        assert refused(request(f"Content-Length: {len(other)}"), other)
+    unended = b"[]" * 600 + b'"\\' * 300_000  # looked at once, not once for each quote
+    assert not refused(request(f"Content-Length: {len(unended)}"), unended)
     flat = json.dumps({"inputs": [{"name": "x", "shape": [2000], "data": [[1]] * 2000}]}).encode()
     assert not refused(request(f"Content-Length: {len(flat)}"), flat)
     binary = b'{"inputs":[{"name":"x","shape":[4],"parameters":{"binary_data_size":16}}]}' + bytes(16)
