@@ -17,14 +17,14 @@ from pathlib import Path
 from rich.console import Console
 
 from loadtests import report
-from loadtests.parts import classifier, connections, grpc_calls, idle_system, slow_replica, tiny_http, uploads
+from loadtests.parts import classifier, connections, grpc_calls, hop, idle_system, slow_replica, tiny_http, uploads
 from loadtests.report import Outcome
 from loadtests.setup import Setup
 from loadtests.system import machine
 
 _PARTS: dict[str, Callable[[Setup], Outcome]] = {
     part.NAME: part.measure
-    for part in (idle_system, tiny_http, uploads, grpc_calls, connections, classifier, slow_replica)
+    for part in (idle_system, hop, tiny_http, uploads, grpc_calls, connections, classifier, slow_replica)
 }
 _REPORTS = Path("reports")
 
