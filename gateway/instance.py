@@ -4,6 +4,7 @@ The process that starts Ray imports this module to describe instances; only an i
 """
 
 import logging
+import resource
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ class GatewayInstance:
 
         if logs is not None:
             _log_to(logs)
+        _allow_many_connections()
         self._plane = DataPlaneThread(settings, serve.get_replica_context().replica_id.unique_id)
         await self._plane.open()
 
@@ -52,6 +54,12 @@ def quiet_ray() -> None:
     """Ray and Serve tell in long words what we say in short ones."""
     for name in ("ray", "ray.serve", "uvicorn", "asyncio"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _allow_many_connections() -> None:
+    """A connection is a file, and a shell's usual 1,024 are soon used up; up to the hard limit it is ours to raise."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _log_to(target: LogTarget) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -98,6 +99,8 @@ async def _held_request_goes_through(settings: GatewaySettings, store: Store) ->
 
 async def _instance_is_replaced(gateway: GatewayProcess, store: Store) -> None:
     before = gateway.instance_pid()
+    soft, hard = resource.prlimit(before, resource.RLIMIT_NOFILE)
+    assert soft == hard
     os.kill(before, signal.SIGKILL)
     async with asyncio.timeout(60):
         while True:
