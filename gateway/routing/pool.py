@@ -137,16 +137,17 @@ class Pool:
         routing = self.settings.routing
         now = self._clock()
         arrived = now if since is None else since
-        self._requests_total += since is None
-        self._last_active = now
-        if not self.has_ready_replica:
-            self._on_wanted(self.name)
         quota = None if since is not None else self._quotas.get(head.tenant)
         if quota is not None and (wait := quota.wait(head.body_bytes, now)) > 0:
+            # It wakes no pool, and keeps none awake: it is not going to be served.
             message = (
                 f"tenant '{head.tenant}' has used up its quota of pool '{self.name}'; retry in {math.ceil(wait)} s"
             )
             raise TidegateError(ErrorKind.QUOTA, message, retry_after_seconds=max(1.0, wait))
+        self._requests_total += since is None
+        self._last_active = now
+        if not self.has_ready_replica:
+            self._on_wanted(self.name)
         if routing.hold_limit_seconds == 0:
             raise self.late_error(head, ErrorKind.NO_REPLICA)
         limit = routing.batch_hold_limit_requests if head.batch else routing.hold_limit_requests

@@ -305,14 +305,17 @@ async def test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_are_
 
 @virtual
 async def test_a_held_request_counts_once_against_its_quota() -> None:
-    pool, _ = make(tenants={"a": {"requests_per_second": 2}})
+    pool, wanted = make(tenants={"a": {"requests_per_second": 2}})
     head = RequestHead("segmenter", tenant="a")
     holds = []
     for _ in range(2):
         assert pool.try_reserve(head) is None
         holds.append(pool.hold(head))
+    before = pool.load()
+    await asyncio.sleep(0.1)
     with pytest.raises(TidegateError):
         pool.hold(head)
+    assert (len(wanted), pool.load()) == (2, before)  # a refusal wakes nothing, and keeps nothing awake
     pool.update([lease()])
     assert [granted(hold) for hold in holds] == ["a", "a"]
 
