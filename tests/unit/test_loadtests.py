@@ -1,9 +1,10 @@
-"""What the benchmarks make of h2load's words and of their figures; nothing is measured here."""
+"""What the benchmarks and drills make of what they see; nothing is measured here."""
 
 import json
 from pathlib import Path
 
 from loadtests import h2load, report
+from loadtests.drills import Failure, Phase
 from loadtests.measured import Measured, percentiles
 from loadtests.rounds import Sample, Series, cpu_us, per_second
 from loadtests.work import grpc_echo, http_echo
@@ -63,3 +64,12 @@ def test_met_is_computed_and_parts_are_put_together(tmp_path: Path) -> None:
     assert "| ratio | 1 (0.8-1.2) | ratio | >= 1.1 | no |" in (tmp_path / "bench.md").read_text()
     assert (tmp_path / "bench.svg").read_text().startswith("<svg")
     assert first.all_answered
+
+
+def test_only_what_a_kill_explains_is_explained() -> None:
+    phase = Phase("kills", kills=[10.0, 20.0])
+    under_way = [Failure(9.9, 10.1, ""), Failure(5.0, 20.4, "")]
+    dying = [Failure(10.05, 10.06, "")]
+    others = [Failure(8.0, 9.0, ""), Failure(10.5, 10.6, ""), Failure(9.0, 12.0, ""), Failure(15.0, 16.0, "")]
+    phase.failures = [*under_way, *dying, *others]
+    assert (phase.lost_at_a_kill(), phase.met_a_dying_listener(), phase.others) == (2, 1, 4)
