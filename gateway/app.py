@@ -5,6 +5,7 @@ instance opens the data plane's ports by itself.
 """
 
 import fcntl
+import hashlib
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,14 @@ def application(settings: InstanceSettings, logs: LogTarget | None = None, *, sp
         health_check_timeout_s=10.0,
         max_constructor_retry_count=1,
     )(serve.ingress(control)(GatewayInstance))
-    return deployment.bind(settings, logs)
+    # Serve's own version is another one each time, and then it replaces instances for a change of their number, too.
+    return deployment.options(version=_version(settings), _internal=True).bind(settings, logs)
+
+
+def _version(settings: InstanceSettings) -> str:
+    """The same for settings that make the same instances."""
+    per_instance = replace(settings, gateway=settings.gateway.model_copy(update={"instances": 1}))
+    return hashlib.sha256(repr(per_instance).encode()).hexdigest()[:16]
 
 
 def run_gateway(settings: InstanceSettings, ray_dir: Path, reread: Callable[[], InstanceSettings]) -> int:

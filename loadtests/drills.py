@@ -68,7 +68,7 @@ class Phase:
         return sum(any(one.began <= kill <= one.ended for kill in self._soon_before(one)) for one in self.failures)
 
     def met_a_dying_listener(self) -> int:
-        """Calls that began at once after a kill, to connect anew, while the kernel was closing the dead one's sockets."""
+        """Calls that began at once after a kill, to connect anew, while the kernel closed the dead one's sockets."""
         return sum(
             any(kill < one.began < kill + _DYING_SECONDS for kill in self._soon_before(one)) for one in self.failures
         )

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,8 +39,11 @@ class Callers:
                 self.outcomes[outcome] += 1
 
     @contextmanager
-    def calling(self) -> Iterator[None]:
+    def calling(self, call: Any = None) -> Iterator[None]:
+        """Inference over both protocols all the time; or ``call`` over HTTP, every few milliseconds."""
         doors = [(infer_http, self._system.http_address), (infer_grpc, self._system.grpc_address)]
+        if call is not None:
+            doors = [(_now_and_then(call), self._system.http_address)] * 2
         threads = [threading.Thread(target=self.run, args=doors[number % 2]) for number in range(CALLERS)]
         for thread in threads:
             thread.start()
@@ -53,6 +57,14 @@ class Callers:
     @property
     def failures(self) -> list[str]:
         return [outcome for outcome in self.outcomes if outcome != "ok"]
+
+
+def _now_and_then(call: Any) -> Any:
+    def one(address: str, timeout: float) -> None:
+        time.sleep(0.02)
+        call(address, timeout)
+
+    return one
 
 
 def instances(system: System) -> set[str]:
@@ -108,3 +120,21 @@ def instance_pids(system: System) -> list[int]:
         if b"ServeReplica:tidegate" in command:
             found.append(process.pid)
     return found
+
+
+def test_a_lone_instance_is_replaced_without_a_moment_in_which_nobody_listens(tmp_path: Path) -> None:
+    """Every connection that is opened from before the reload until after it gets its answer."""
+    with running_system(tmp_path, settings={"gateway": {"instances": 1, "drain_limit_seconds": 5.0}}) as system:
+        before = instances(system)
+        document = yaml.safe_load(system.config.read_text())
+        document["gateway"]["body_stall_seconds"] = 9.0
+        system.config.write_text(yaml.safe_dump(document))
+        asked = Callers(system)
+        with asked.calling(lambda address, timeout: urllib.request.urlopen(f"http://{address}/v2/health/live").close()):
+            assert "event=reloaded" in system.tidegate("reload").stdout
+            time.sleep(1)
+        assert not asked.failures, asked.outcomes
+        assert asked.outcomes["ok"] > 100
+        after = instances(system)
+        assert len(after) == 1
+        assert not after & before

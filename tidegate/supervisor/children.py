@@ -166,7 +166,8 @@ class Children:
             child.failures = 1 if time.monotonic() - started > _STEADY_SECONDS else child.failures + 1
             wait = backoff_seconds(child.failures)
             child.state = f"waiting {wait:g} s to start again"
-            log.error("%s ended (%s); starting it again in %g s", child.spec.name, child.last_exit, wait)
+            level = logging.INFO if child.process is not None and child.process.returncode == 0 else logging.ERROR
+            log.log(level, "%s ended (%s); starting it again in %g s", child.spec.name, child.last_exit, wait)
             self._changed()
             if child.spec.after_exit is not None:
                 child.spec.after_exit()
