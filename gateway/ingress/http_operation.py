@@ -1,12 +1,12 @@
 """One HTTP request that concerns all replicas of a pool: its body is read whole, and the answer made here."""
 
-import asyncio
 import time
 
 from gateway.ingress.http_body import too_large
 from gateway.ingress.http_exchange import Caller, Ledger
 from gateway.ingress.http_routes import Route, path_of
 from gateway.ingress.http_wire import Request, render_answer
+from gateway.ingress.operation_answer import AwaitsAnswer
 from gateway.ingress.shape_guard import check_nesting
 from gateway.pool_wide.from_http import read_operation
 from gateway.pool_wide.operations import Operation
@@ -18,7 +18,7 @@ from wire.errors import ErrorKind, TidegateError
 _CALLER_LEFT = 499
 
 
-class HttpOperation:
+class HttpOperation(AwaitsAnswer):
     """See the module. To its connection it is what an ``Exchange`` is."""
 
     awaits_body = True
@@ -38,13 +38,12 @@ class HttpOperation:
         """``deadline`` is loop time. Raises TidegateError for a body of a declared length that is too long."""
         if request.body_bytes > OPERATION_LIMIT_BYTES:
             raise too_large(OPERATION_LIMIT_BYTES)
+        super().__init__()
         self._request, self._route, self._operation = request, asked, operation
         self._deadline = deadline
         self._caller, self._pool_wide, self._ledger = caller, pool_wide, ledger
         self._began = time.perf_counter()
         self._body = bytearray()
-        self._working: asyncio.Task[CallAnswer] | None = None
-        self._ended = False
 
     # -- from the caller ----------------------------------------------------------------------------------
 
@@ -67,9 +66,7 @@ class HttpOperation:
                 return
             path = path_of(request.target).decode("latin-1")
             asked = read_operation(self._operation, self._route.model, request.method.decode(), path, bytes(self._body))
-            work = self._pool_wide.answer(asked, deadline=self._deadline, job=request.job)
-            self._working = asyncio.get_running_loop().create_task(work)
-            self._working.add_done_callback(self._on_answer)
+            self._work_on(self._pool_wide.answer(asked, deadline=self._deadline, job=request.job))
 
     def on_caller_writable(self, *, writable: bool) -> None:
         """An answer of ours is written at once and whole."""
@@ -91,18 +88,6 @@ class HttpOperation:
 
     # -- the answer ---------------------------------------------------------------------------------------
 
-    def _on_answer(self, task: "asyncio.Task[CallAnswer]") -> None:
-        if self._ended or task.cancelled():
-            return
-        error = task.exception()
-        if isinstance(error, TidegateError):
-            self.fail(error)
-        elif error is not None:
-            self.fail(TidegateError(ErrorKind.INTERNAL, "a fault of the gateway"))
-            raise error
-        else:
-            self._answer(task.result())
-
     def _answer(self, answer: CallAnswer) -> None:
         request = self._request
         keep_alive = request.keep_alive and self._caller.may_stay
@@ -115,6 +100,5 @@ class HttpOperation:
         if self._ended:
             return
         self._ended = True
-        if self._working is not None:
-            self._working.cancel()
+        self._stop_working()
         self._ledger.count(None, status, own_error, held_seconds=0.0, since=self._began)

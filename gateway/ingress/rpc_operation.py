@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gateway.ingress.h2_leg import Leg
+from gateway.ingress.operation_answer import AwaitsAnswer
 from gateway.ingress.rpc_calls import OK_HEAD, OK_TRAILERS, CallHead, Kind, Method, error_fields, status_fields
 from gateway.ingress.rpc_front import Service as CallService
 from gateway.ingress.rpc_messages import PREFIX_LENGTH, framed
@@ -30,10 +31,11 @@ class Service(CallService, Protocol):
     pool_wide: PoolWide | None
 
 
-class RpcOperation:
+class RpcOperation(AwaitsAnswer):
     """See the module. To its connection it is what an ``RpcStream`` is."""
 
     def __init__(self, service: Service, pool_wide: PoolWide, leg: Leg, head: CallHead, method: Method) -> None:
+        super().__init__()
         assert method.operation is not None
         self._operation: Operation = method.operation
         self._service, self._pool_wide, self._leg, self._head, self._method = service, pool_wide, leg, head, method
@@ -41,8 +43,6 @@ class RpcOperation:
         self._deadline = None if head.timeout_seconds is None else service.loop.time() + head.timeout_seconds
         self._timer: asyncio.TimerHandle | None = None
         self._data = bytearray()
-        self._working: asyncio.Task[CallAnswer] | None = None
-        self._ended = False
 
     # -- from the caller ----------------------------------------------------------------------------------
 
@@ -104,9 +104,7 @@ class RpcOperation:
         if len(self._data) <= _KEPT_LIMIT and (for_one or not can_be_asked(asked)):
             self._hand_over(end=end)
             return
-        work = self._pool_wide.answer(asked, deadline=self._deadline, job=self._head.job)
-        self._working = self._service.loop.create_task(work)
-        self._working.add_done_callback(self._on_answer)
+        self._work_on(self._pool_wide.answer(asked, deadline=self._deadline, job=self._head.job))
 
     def _asked(self) -> Asked:
         """Raises TidegateError."""
@@ -130,18 +128,6 @@ class RpcOperation:
 
     # -- the answer ---------------------------------------------------------------------------------------
 
-    def _on_answer(self, task: "asyncio.Task[CallAnswer]") -> None:
-        if self._ended or task.cancelled():
-            return
-        error = task.exception()
-        if isinstance(error, TidegateError):
-            self.fail(error)
-        elif error is not None:
-            self.fail(TidegateError(ErrorKind.INTERNAL, "a fault of the gateway"))
-            raise error
-        else:
-            self._answer(task.result())
-
     def _answer(self, answer: CallAnswer) -> None:
         self._end(answer.status, None)
         if answer.status:
@@ -160,8 +146,7 @@ class RpcOperation:
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._working is not None:
-            self._working.cancel()
+        self._stop_working()
         self._leg.pass_on(len(self._data))
         self._service.count(None, status, own_error, held_seconds=0.0, since=self._began)
 
