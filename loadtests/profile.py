@@ -28,11 +28,11 @@ from gateway.routing.pool import Pool
 from gateway.settings import GatewaySettings
 from gateway.telemetry import Telemetry
 from loadtests.h2load import H2load
+from loadtests.lone_triton import lone_triton
 from loadtests.measured import Side
 from loadtests.processes import user_and_system_seconds
 from loadtests.work import DEPLOYMENTS, Work, grpc_echo, grpc_repeat, http_echo
 from replicas.server import LaunchedTriton
-from replicas.triton import Triton
 from wire.membership import ReplicaLease, ReplicaState
 from wire.pools import PoolSettings
 
@@ -47,7 +47,8 @@ _LEAST_SHARE = 0.012
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tidegate-profile-") as name, ExitStack() as stack:
         folder = Path(name)
-        triton = stack.enter_context(_triton(folder))
+        models = DEPLOYMENTS / "bench/models"
+        triton = stack.enter_context(lone_triton(models, _SETTINGS, run_dir=folder / "replica", name="r1"))
         doors = stack.enter_context(_doors(triton))
         generator = H2load(folder)
         for title, work, connections, streams in (
@@ -98,24 +99,6 @@ def _sampled(pid: int) -> "Counter[str]":
             stack, _, count = line.rpartition(" ")
             samples[stack.rpartition(";")[2].rpartition(":")[0] + ")"] += int(count)
     return samples
-
-
-@contextmanager
-def _triton(folder: Path) -> Iterator[LaunchedTriton]:
-    server = LaunchedTriton(
-        repository=DEPLOYMENTS / "bench/models", run_dir=folder / "replica", replica_id="r1", settings=_SETTINGS
-    )
-
-    async def start() -> None:
-        await server.answers()
-        for model in _MODELS:
-            await Triton(server.addresses).load(model)
-
-    try:
-        asyncio.run(start())
-        yield server
-    finally:
-        server.kill()
 
 
 @contextmanager

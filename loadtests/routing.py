@@ -34,9 +34,9 @@ from gateway.ingress.http_door import HttpDoor
 from gateway.routing.pool import Pool
 from gateway.settings import GatewaySettings
 from gateway.telemetry import Telemetry
+from loadtests.lone_triton import lone_triton
 from replicas.layout import lay_out
 from replicas.server import LaunchedTriton
-from replicas.triton import Triton
 from wire.membership import Catalogue, ModelCatalogue, ReplicaLease, ReplicaState
 from wire.pools import PoolSettings
 
@@ -84,7 +84,11 @@ def main() -> int:
         replicas, settings = 2, {policy: {"policy": policy} for policy in ("spread", "pack")}
     with tempfile.TemporaryDirectory(prefix="tidegate-routing-") as folder, ExitStack() as stack:
         repository = _repository(Path(folder) / "models")
-        tritons = [stack.enter_context(_triton(repository, Path(folder), f"r{n}")) for n in range(replicas)]
+        served = PoolSettings.model_validate({"models": [{"name": model} for model in _SHAPES]})
+        tritons = [
+            stack.enter_context(lone_triton(repository, served, run_dir=Path(folder) / name, name=name))
+            for name in (f"r{n}" for n in range(replicas))
+        ]
         print(
             "| model | callers | setting | requests/s | p50 ms | p99 ms | mean batch by replica | share of the first |"
         )
@@ -168,23 +172,6 @@ def _write_steady(folder: Path, plain_config: str) -> None:
     (folder / "1" / "model.py").write_text(_STEADY)
     config = plain_config.replace("max_batch_size: 0", "max_batch_size: 16")
     (folder / "config.pbtxt").write_text(config + "\ndynamic_batching { max_queue_delay_microseconds: 1000 }\n")
-
-
-@contextmanager
-def _triton(repository: Path, folder: Path, name: str) -> Iterator[LaunchedTriton]:
-    settings = PoolSettings.model_validate({"models": [{"name": model} for model in _SHAPES]})
-    server = LaunchedTriton(repository=repository, run_dir=folder / name, replica_id=name, settings=settings)
-
-    async def start() -> None:
-        await server.answers()
-        for model in _SHAPES:
-            await Triton(server.addresses).load(model)
-
-    try:
-        asyncio.run(start())
-        yield server
-    finally:
-        server.kill()
 
 
 # -- the gateway ------------------------------------------------------------------------------------------
